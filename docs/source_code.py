@@ -135,8 +135,8 @@ def with_files(markdown: str, page: Path) -> str:
     """Return a page with the files that it includes. Their links are relative to the root of the repository."""
 
     def included(match: re.Match[str]) -> str:
-        root = os.path.relpath(ROOT, page.parent)
-        return re.sub(r"\]\((?!\w+:|#)", f"]({root}/", (ROOT / match.group(1)).read_text())
+        text = (ROOT / match.group(1)).read_text()
+        return re.sub(r"\]\((?!\w+:|#)([^)#]+)", lambda link: f"]({os.path.relpath(ROOT / link[1], page.parent)}", text)
 
     return _INCLUDE.sub(included, markdown)
 

@@ -4,11 +4,21 @@ A `Jaxpr` of `jax.extend.core` may be closed in every annotation: before jax 0.1
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from jax.extend.core import Primitive
+from jax.typing import ArrayLike
 
 INT32_MAX = 2**31 - 1
+
+#: An array or nested sequences of numbers, which become one.
+Numbers = ArrayLike | Sequence[Any]
+
+#: What an index out of range does: it is an error, or the row is left out.
+Mode = Literal["error", "drop"]
+
+#: What a row op becomes when it is lowered: what is best in place, slices of XLA, or a kernel.
+Lowering = Literal["auto", "xla", "ffi"]
 
 
 class Equation(Protocol):

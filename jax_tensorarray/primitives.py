@@ -23,6 +23,7 @@ def __getattr__(name: str) -> Primitive:
 
 
 __all__ = [
+    "ROW_OPS",
     "ta_add_p",
     "ta_check_p",
     "ta_clear_p",

@@ -8,10 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray import TensorArray, fori_loop
-from jax_tensorarray.tf import foldl
-from jax_tensorarray.tf import while_loop as tf_while_loop
-from jax_tensorarray.tf.nest import map_structure
+from jax_tensorarray import TensorArray, fori_loop, tf
 
 Array = Any
 
@@ -116,11 +113,11 @@ def is_nested(x: Any) -> bool:
 
 def pack_sequence_as(structure: Any, flat: Any, expand_composites: bool = False) -> Any:
     rest = iter(flat)
-    return map_structure(lambda _: next(rest), structure)
+    return tf.nest.map_structure(lambda _: next(rest), structure)
 
 
 def assert_same_structure(first: Any, second: Any) -> None:
-    map_structure(lambda *_: None, first, second)
+    tf.nest.map_structure(lambda *_: None, first, second)
 
 
 def gather(x: Array, indices: Array, axis: int = 0, batch_dims: int = 0) -> Array:
@@ -195,7 +192,6 @@ def where_of_examples(condition: Array, x: Array, y: Array) -> Array:
 
 #: What a port finds under the names of `names.NAMES`.
 NAMESPACE: dict[str, Any] = {
-    **{"jax": jax, "jnp": jnp, "TensorArray": TensorArray, "foldl": foldl, "fori_loop": fori_loop},
-    **{"map_structure": map_structure, "tf_while_loop": tf_while_loop},
+    **{"jax": jax, "jnp": jnp, "tf": tf, "TensorArray": TensorArray, "fori_loop": fori_loop},
 }
 NAMESPACE["ops"] = SimpleNamespace(**{name: value for name, value in globals().items() if not name.startswith("_")})

@@ -27,11 +27,12 @@ def warn_if_dropped(frame: FrameType) -> None:
     loads = [x for x in done if x.opname.startswith(_LOADING) and _begin(x) == begin]
     if begin == (None, None) or not loads:
         return
-    name = loads[-1].argval
+    name, is_of_tensorflow = loads[-1].argval, "tf" in [x.argval for x in loads[:-1]]
     if loads[-1].opname.startswith(_ATTRIBUTE) and name in _METHODS:
         text = f"TensorArray.{name}: the array that it returns is dropped"
         text += f", and the old one is unchanged. Write `ta = ta.{name}(...)`."
     elif name in _LOOPS:
+        name = f"tf.{name}" if is_of_tensorflow else name
         text = f"{name}: the TensorArray that it returns is dropped, and the one that it began with is unchanged. "
         text += f"Write `..., ta = {name}(...)`."
     else:

@@ -1,12 +1,16 @@
 """`TensorArray`: the class with which TensorFlow code ports line for line."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import jax
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_tensorarray._array import checks, flax, making
 from jax_tensorarray._array.dropped import warn_if_dropped
 from jax_tensorarray._array.rows import ONE, Rows
+from jax_tensorarray._types import Mode, Numbers
 
 #: The last array that a method has made. One that is dropped at once is never another one.
 _newest = 0
@@ -79,15 +83,15 @@ class TensorArray:
 
     def __init__(
         self,
-        dtype: Any,
-        size: Any = None,
+        dtype: DTypeLike,
+        size: ArrayLike | None = None,
         dynamic_size: bool | None = None,
         clear_after_read: bool | None = None,
         tensor_array_name: str | None = None,
-        handle: Any = None,
-        flow: Any = None,
+        handle: None = None,
+        flow: None = None,
         infer_shape: bool = True,
-        element_shape: Any = None,
+        element_shape: int | Sequence[int | None] | None = None,
         colocate_with_first_write_call: bool = True,
         name: str | None = None,
         *,
@@ -105,7 +109,7 @@ class TensorArray:
 
     @classmethod
     def like(
-        cls, x: Any, size: Any = None, *, dynamic_size: bool | None = None, max_size: int | None = None
+        cls, x: Any, size: ArrayLike | None = None, *, dynamic_size: bool | None = None, max_size: int | None = None
     ) -> "TensorArray":
         """Return a TensorArray with rows of the shape and dtype of `x`.
 
@@ -166,7 +170,9 @@ class TensorArray:
 
     # --- one row -----------------------------------------------------------------------------------------------
 
-    def read(self, index: Any, name: str | None = None, *, where: Any = None, mode: str | None = None) -> Any:
+    def read(
+        self, index: ArrayLike, name: str | None = None, *, where: Numbers | None = None, mode: Mode | None = None
+    ) -> Any:
         """Return the row at `index`. Differentiable.
 
         Args:
@@ -191,10 +197,10 @@ class TensorArray:
         """
         op = "TensorArray.read"
         index = checks.as_index(op, index)
-        where, mode = checks.options(op, name, where, mode)
-        return self._element(self._rows.read(op, index, where, mode))
+        mask, as_mode = checks.options(op, name, where, mode)
+        return self._element(self._rows.read(op, index, mask, as_mode))
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: ArrayLike) -> Any:
         if isinstance(index, slice):
             raise TypeError("TensorArray: rows are not sliced; use gather(jnp.arange(a, b)) or stack()[a:b]")
         return self.read(index)
@@ -214,7 +220,13 @@ class TensorArray:
     __array_ufunc__ = None  # NumPy asks these methods then, and does not read the rows
 
     def write(
-        self, index: Any, value: Any, name: str | None = None, *, where: Any = None, mode: str | None = None
+        self,
+        index: ArrayLike,
+        value: Any,
+        name: str | None = None,
+        *,
+        where: Numbers | None = None,
+        mode: Mode | None = None,
     ) -> "TensorArray":
         """Return the TensorArray whose row at `index` is `value`. Differentiable: the last write gets the gradient.
 
@@ -244,10 +256,10 @@ class TensorArray:
             return TensorArray._of(rows.put(index, value))
         op = "TensorArray.write"
         index = checks.as_index(op, index)
-        where, mode = checks.options(op, name, where, mode)
-        return TensorArray._of(rows.write(op, index, rows.converted(op, value), where, mode))
+        mask, as_mode = checks.options(op, name, where, mode)
+        return TensorArray._of(rows.write(op, index, rows.converted(op, value), mask, as_mode))
 
-    def append(self, value: Any, *, where: Any = None, mode: str | None = None) -> "TensorArray":
+    def append(self, value: Any, *, where: Numbers | None = None, mode: Mode | None = None) -> "TensorArray":
         """Return the TensorArray with `value` appended as its last row. Needs `dynamic_size=True`.
 
         Args:
@@ -273,10 +285,10 @@ class TensorArray:
         rows.spec.check_dynamic(op)
         if where is None and mode is None and type(rows.size) is int and rows.fits(rows.size, value):
             return TensorArray._of(rows.put(rows.size, value))
-        where, mode = checks.options(op, None, where, mode)
-        return TensorArray._of(rows.write(op, None, rows.converted(op, value), where, mode))
+        mask, as_mode = checks.options(op, None, where, mode)
+        return TensorArray._of(rows.write(op, None, rows.converted(op, value), mask, as_mode))
 
-    def pop(self, *, where: Any = None, mode: str | None = None) -> tuple["TensorArray", Any]:
+    def pop(self, *, where: Numbers | None = None, mode: Mode | None = None) -> tuple["TensorArray", Any]:
         """Return the TensorArray without its last row, and that row (differentiable). Needs `dynamic_size=True`.
 
         Args:
@@ -297,8 +309,8 @@ class TensorArray:
         """
         op = "TensorArray.pop"
         self._rows.spec.check_dynamic(op)
-        where, mode = checks.options(op, None, where, mode)
-        rows, row = self._rows.popped(op, where, mode)
+        mask, as_mode = checks.options(op, None, where, mode)
+        rows, row = self._rows.popped(op, mask, as_mode)
         return TensorArray._of(rows), self._element(row)
 
     # --- many rows ---------------------------------------------------------------------------------------------
@@ -349,7 +361,7 @@ class TensorArray:
         checks.check_name(op, name, "pad is")
         return self._element(self._rows.concat(op, checks.as_flag(op, "pad", pad)))
 
-    def mask(self) -> Any:
+    def mask(self) -> jax.Array:
         """Return a mask of the rows of a padded stack: bools `[capacity]`, True below `size()`.
 
         `capacity` is the number of rows that `stack(pad=True)` returns: `max_size`, or the size if there is none. Use
@@ -365,7 +377,9 @@ class TensorArray:
         """
         return self._rows.mask()
 
-    def gather(self, indices: Any, name: str | None = None, *, where: Any = None, mode: str | None = None) -> Any:
+    def gather(
+        self, indices: Numbers, name: str | None = None, *, where: Numbers | None = None, mode: Mode | None = None
+    ) -> Any:
         """Return the rows at `indices`, an array of shape `I`, as one array `[*I, *elem]`. Differentiable.
 
         Args:
@@ -385,12 +399,18 @@ class TensorArray:
         TensorFlow: `tf.TensorArray.gather`, which has no masks.
         """
         op = "TensorArray.gather"
-        indices = checks.as_indices(op, indices)
-        where, mode = checks.options(op, name, where, mode, indices.shape)
-        return self._element(self._rows.read(op, indices, where, mode))
+        index = checks.as_indices(op, indices)
+        mask, as_mode = checks.options(op, name, where, mode, index.shape)
+        return self._element(self._rows.read(op, index, mask, as_mode))
 
     def scatter(
-        self, indices: Any, value: Any, name: str | None = None, *, where: Any = None, mode: str | None = None
+        self,
+        indices: Numbers,
+        value: Any,
+        name: str | None = None,
+        *,
+        where: Numbers | None = None,
+        mode: Mode | None = None,
     ) -> "TensorArray":
         """Return the TensorArray with `value[k]` written to row `indices[k]`, in order: the last duplicate stays.
 
@@ -416,17 +436,17 @@ class TensorArray:
         TensorFlow: `tf.TensorArray.scatter`, which has no masks.
         """
         op = "TensorArray.scatter"
-        indices = checks.as_indices(op, indices)
-        if indices.ndim != 1:
-            raise ValueError(f"{op}: indices must be a vector, got shape {indices.shape}")
-        where, mode = checks.options(op, name, where, mode, indices.shape)
+        index = checks.as_indices(op, indices)
+        if index.ndim != 1:
+            raise ValueError(f"{op}: indices must be a vector, got shape {index.shape}")
+        mask, as_mode = checks.options(op, name, where, mode, index.shape)
         rows = self._rows
         values = rows.converted(op, value)
         n = checks.number_of_rows(op, values)
         rows.check_shapes(op, [x.shape[1:] for x in values])
-        if n != indices.shape[0]:
-            raise ValueError(f"{op}: {indices.shape[0]} indices were given, and {n} rows")
-        return TensorArray._of(rows.write(op, indices, values, where, mode))
+        if n != index.shape[0]:
+            raise ValueError(f"{op}: {index.shape[0]} indices were given, and {n} rows")
+        return TensorArray._of(rows.write(op, index, values, mask, as_mode))
 
     def unstack(self, value: Any, name: str | None = None) -> "TensorArray":
         """Return the TensorArray with exactly the rows of `value`, an array `[n, *elem]`. Makes no copy.
@@ -437,7 +457,7 @@ class TensorArray:
         """
         return TensorArray._of(making.unstacked("TensorArray.unstack", self._rows, value))
 
-    def split(self, value: Any, lengths: Any, name: str | None = None) -> "TensorArray":
+    def split(self, value: Any, lengths: Numbers, name: str | None = None) -> "TensorArray":
         """Return the TensorArray whose rows are pieces of `value`, cut along its first axis.
 
         Args:

@@ -17,8 +17,8 @@ from jax_tensorarray._in_place.values import Left, Predicate, Value, as_written,
 from jax_tensorarray._jaxprs import jaxprs, refs, registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops import choosing
-from jax_tensorarray._loops.api import run_while, unless_cut, while_loop
-from jax_tensorarray._loops.while_ import OF_JAX
+from jax_tensorarray._loops.api import run_while
+from jax_tensorarray._loops.while_ import OF_JAX, OF_WHILE_LOOP
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -263,12 +263,9 @@ def while_(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict
     start = [is_active(carry), *carry] if once else carry
     if max_steps is None:
         return ends(run_while(OF_JAX, goes_on, next_carry, start, None, "auto")[once:], repair.active, is_kept)
-    outs, steps = while_loop(goes_on, next_carry, start, max_steps=max_steps, residuals=residuals, return_steps=True)
-    # An example that has finished an outer loop is stopped before its first step.
-    is_cut = steps.cut & (steps.taken >= max_steps)
-    text = f"in_place: more than max_steps steps: a lax.while_loop takes more than {max_steps}"
-    outs = unless_cut(text, is_cut, outs[once:])
-    return ends(outs, repair.active, is_kept)
+    error = f"in_place: more than max_steps steps: a lax.while_loop takes more than {max_steps}"
+    outs = run_while(OF_WHILE_LOOP, goes_on, next_carry, start, max_steps, residuals, error=error)
+    return ends(outs[once:], repair.active, is_kept)
 
 
 def _without_twins(predicate: Any, places: Sequence[int]) -> Any:

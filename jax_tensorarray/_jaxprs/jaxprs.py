@@ -147,8 +147,17 @@ def has_row_ops(jaxpr: Jaxpr) -> bool:
 
 @_compat.cached
 def checks_rows(jaxpr: Jaxpr) -> bool:
-    """Return whether a jaxpr reads or writes rows, or looks whether they exist."""
-    return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS or eqn.primitive is ta_check_p)
+    """Return whether a jaxpr reads or writes rows, or checks whether they exist or a loop has taken enough steps."""
+
+    def checks(eqn: Equation) -> bool:
+        return eqn.primitive in ROW_OPS or eqn.primitive is ta_check_p or raises_at_its_end(eqn)
+
+    return any_equation(jaxpr, checks)
+
+
+def raises_at_its_end(eqn: Equation) -> bool:
+    """Return whether an equation is a loop of ours that raises an error if it needs too many steps."""
+    return is_of_ours(eqn) and bool(getattr(eqn.params.get("options"), "error", ""))
 
 
 def has_symbolic_shapes(eqn: Equation) -> bool:

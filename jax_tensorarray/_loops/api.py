@@ -1,20 +1,22 @@
 """The loops that users call: replacements for the loops of `jax.lax` that are differentiable in reverse."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from jax_tensorarray._array import growth
 from jax_tensorarray._array.in_loops import entering_loop, leaving_loop, needs_to_look
 from jax_tensorarray._loops.as_while import by_rows, counting, row_of
 from jax_tensorarray._loops.auto import Auto, Checkpoints, Undo
 from jax_tensorarray._loops.from_jax import (
+    Steps,
     as_value,
     bind_loop,
     check_max_steps,
@@ -28,19 +30,25 @@ from jax_tensorarray._loops.inverse import Inverse, check_inverse_type
 from jax_tensorarray._loops.recompute import Recompute
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound
-from jax_tensorarray._ops.calls import TEXT
-from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.empty import ta_empty
-from jax_tensorarray._ops.write import known_if
 
 Array = jax.Array
 
-#: What reverse mode keeps, by name. A text says what to write for a name that is not enough.
-_BY_NAME = {
-    "auto": Auto(),
-    "tape": Tape(),
-    "recompute": Recompute(),
-    "undo": Undo(),
+_Carry = TypeVar("_Carry")
+_Slice = TypeVar("_Slice")
+_Stacked = TypeVar("_Stacked")
+
+#: The strategies that a loop takes by name. The others need arguments.
+ByName = Literal["auto", "tape", "recompute", "undo"]
+
+#: What becomes of a loop that needs more than `max_steps` steps.
+OnLimit = Literal["raise", "stop"]
+
+#: What reverse mode keeps, by name.
+_BY_NAME = {"auto": Auto(), "tape": Tape(), "recompute": Recompute(), "undo": Undo()}
+
+#: What to write for a name that says too little.
+_INSTEAD = {
     "checkpoint": "Checkpoint(16), with the number of carries to keep",
     "inverse": "Inverse(f), with a function from a carry to the one before it",
 }
@@ -49,16 +57,21 @@ _BY_NAME = {
 _falling_back = contextlib.suppress(jax.errors.ConcretizationTypeError)
 
 
-def _strategy_of(op: str, residuals: Any, max_steps: int | None) -> Strategy:
+def _strategy_of(op: str, residuals: Any, max_steps: int | None, others: Sequence[str] = ()) -> Strategy:
+    """Return the strategy that a name or an object stands for. `others` are names that the caller knows."""
     strategy = _BY_NAME.get(residuals) if isinstance(residuals, str) else residuals
-    if isinstance(strategy, str):
-        raise ValueError(f'{op}: residuals="{residuals}" needs more than a name: write residuals={strategy}')
     if not isinstance(strategy, Strategy):
-        names = ", ".join(_BY_NAME)
-        raise ValueError(f"{op}: residuals must be one of {names}, or an object like Undo(); got {residuals!r}")
+        names = ", ".join([*_BY_NAME, *others])
+        is_known = isinstance(residuals, str) and residuals in _INSTEAD
+        hint = f"; write residuals={_INSTEAD[residuals]}" if is_known else ""
+        raise ValueError(f"{op}: residuals must be one of {names}, or an object like Undo(); got {residuals!r}{hint}")
     if max_steps is None and not isinstance(strategy, Tape) and strategy != Auto():
         raise ValueError(f"{op}: residuals={residuals!r} needs max_steps")
     return strategy
+
+
+def _is_inverse(residuals: Any) -> bool:
+    return isinstance(residuals, Inverse) or (isinstance(residuals, str) and residuals == "inverse")
 
 
 def strategy_within(op: str, residuals: Any, memory: Any) -> Strategy:
@@ -67,57 +80,101 @@ def strategy_within(op: str, residuals: Any, memory: Any) -> Strategy:
         return Checkpoints(memory)
     if memory is not None and residuals != "auto":
         raise ValueError(f'{op}: memory is for residuals="auto" or "checkpoint", got residuals={residuals!r}')
-    strategy = Auto(memory) if residuals == "auto" else _strategy_of(op, residuals, 0)
-    if isinstance(strategy, Inverse):
+    if _is_inverse(residuals):
         raise ValueError(f"{op}: an Inverse belongs to one loop; write while_loop(..., residuals=Inverse(f))")
-    return strategy
+    return Auto(memory) if residuals == "auto" else _strategy_of(op, residuals, 0, ["checkpoint"])
+
+
+def raises(op: str, on_limit: Any) -> bool:
+    """Return whether a loop that needs too many steps raises an error."""
+    if not isinstance(on_limit, str) or on_limit not in get_args(OnLimit):
+        raise ValueError(f"{op}: on_limit must be one of {', '.join(get_args(OnLimit))}; got {on_limit!r}")
+    return on_limit == "raise"
+
+
+def too_many(op: str, found: str, to_stop: str = 'on_limit="stop"') -> str:
+    """Return the error of a loop that needs too many steps. `to_stop` is the argument that ends it there."""
+    return f"{op}: {found}. Give a larger max_steps, or {to_stop} to end the loop there"
+
+
+@overload
+def while_loop(
+    cond_fun: Callable[[_Carry], ArrayLike],
+    body_fun: Callable[[_Carry], _Carry],
+    init_val: _Carry,
+    *,
+    max_steps: int | None = None,
+    on_limit: OnLimit = "raise",
+    residuals: ByName | Strategy = "auto",
+    return_steps: Literal[False] = False,
+) -> _Carry: ...
+
+
+@overload
+def while_loop(
+    cond_fun: Callable[[_Carry], ArrayLike],
+    body_fun: Callable[[_Carry], _Carry],
+    init_val: _Carry,
+    *,
+    max_steps: int | None = None,
+    on_limit: OnLimit = "raise",
+    residuals: ByName | Strategy = "auto",
+    return_steps: Literal[True],
+) -> tuple[_Carry, Steps]: ...
 
 
 @explained
 @about_sizes
 def while_loop(
-    cond_fun: Callable[[Any], Any],
-    body_fun: Callable[[Any], Any],
-    init_val: Any,
+    cond_fun: Callable[[_Carry], ArrayLike],
+    body_fun: Callable[[_Carry], _Carry],
+    init_val: _Carry,
     *,
     max_steps: int | None = None,
-    residuals: str | Strategy = "auto",
+    on_limit: OnLimit = "raise",
+    residuals: ByName | Strategy = "auto",
     return_steps: bool = False,
-) -> Any:
-    """Run `jax.lax.while_loop`, differentiable in reverse at the cost of the steps taken.
+) -> _Carry | tuple[_Carry, Steps]:
+    """Run `jax.lax.while_loop`, with a derivative in reverse mode that costs what the steps taken cost.
 
-    Under `jax.grad` and its kin each step records the values that its derivative needs, on a tape with room for
-    `max_steps` steps. The tape takes no time and no memory before it is written, so 500 steps cost the same whatever
-    `max_steps` is. Under `jax.vmap` every example ends by itself. Buffers that are updated by rows (a `TensorArray`,
-    or an array and the row ops) are never copied.
+    Under `jax.grad` each step stores on a tape the values that its derivative needs. The tape has room for `max_steps`
+    steps. On a CPU it takes memory only for the steps taken. Under `jax.vmap` every example ends by itself. The loop
+    never copies a buffer that it updates by rows: a `TensorArray`, or an array and the row ops.
 
     Args:
         cond_fun: maps the carry to a bool: whether to take another step.
         body_fun: maps the carry to the next one, of the same structure, shapes and dtypes.
         init_val: the initial carry, any pytree. A TensorArray without `element_shape` takes the shape of the rows that
-            `body_fun` writes. One that grows and has no `max_size` gets room for `max_steps` more rows.
-        max_steps: an upper bound on the number of steps. The loop ends there even if `cond_fun` is still true. Reverse
-            mode needs a bound below 2**31 if the loop is differentiated. Without 64-bit types, 2**31 and more are no
-            bound.
-        residuals: what reverse mode keeps of each step, by name or as an object with options.
+            `body_fun` writes. A TensorArray that grows and has no `max_size` gets room for `max_steps` more rows.
+        max_steps: an upper bound on the number of steps. Reverse mode needs a bound below 2**31. Without 64-bit types,
+            2**31 and more are no bound.
+        on_limit: what happens if `cond_fun` is still true after `max_steps` steps.
+
+            - "raise": the loop raises an error. On a TPU, which cannot raise errors, it stops.
+            - "stop": the loop stops there, and returns the carry. `return_steps` tells.
+        residuals: what reverse mode stores of each step: a name, or an object with options.
 
             - "tape", `Tape()`: all values that its derivative needs, perhaps in host memory.
-            - "recompute", `Recompute()`: the carry, and the rows that were read; everything else is computed again.
+            - "recompute", `Recompute()`: the carry, and the rows that the step read. The rest is computed again.
             - "undo", `Undo()`: the rows that the step overwrote, and the carries that are not updated by rows.
-            - `Checkpoint(k)`: nothing. The whole loop keeps `k` carries, and runs on from them as often as it must.
+            - `Checkpoint(k)`: nothing. The whole loop stores `k` carries, and runs again from them.
             - `Inverse(f)`: nothing. `f` computes the carry before a step from the carry after it.
             - "auto", `Auto()`: "undo" if a tape would hold whole buffers that the body updates by rows, else "tape".
               Given `Auto(memory=n)`, "undo" or a `Checkpoint` if this takes more than n bytes.
-        return_steps: whether to return a pair: the carry, and a named tuple `(taken, cut)` of the number of steps
-            and whether `cond_fun` was still true. Without 64-bit types, 2**31 - 1 steps means that many or more.
+        return_steps: whether to return a pair: the carry, and a named tuple `(taken, cut)`. `taken` is the number of
+            steps. `cut` is whether `cond_fun` was still true; with `on_limit="raise"` it is False, except on a TPU.
+            Without 64-bit types, 2**31 - 1 steps means that many or more.
 
     Returns:
-        The carry after the last step. Differentiable in `init_val` and in all values that the functions close over:
-        in forward mode and, with `max_steps`, in reverse mode and every order of both.
+        The carry after the last step. It is differentiable in `init_val` and in all values that the functions close
+        over: in forward mode and, with `max_steps`, in reverse mode and every order of both.
 
     Raises:
         TypeError, ValueError: as `jax.lax.while_loop`, with its messages.
-        ValueError: `max_steps` is not given and a derivative in reverse mode goes through the loop.
+        ValueError: `max_steps` is negative or not given and a derivative in reverse mode goes through the loop, or
+            `on_limit` or `residuals` is none of the above.
+        jax.errors.JaxRuntimeError, ValueError: the loop needs more than `max_steps` steps (while running; on a GPU
+            later, see `check_errors`). Under `jax.vmap`: one of the examples does.
 
     >>> import jax
     >>> def root(a):  # Newton's method, until it is good enough
@@ -127,7 +184,17 @@ def while_loop(
 
     TensorFlow: `tf.while_loop`.
     """
-    return run_while(OF_WHILE_LOOP, cond_fun, body_fun, init_val, max_steps, residuals, return_steps)
+    error = too_many("while_loop", f"cond_fun is still true after max_steps={max_steps} steps")
+    return run_while(
+        OF_WHILE_LOOP,
+        cond_fun,
+        body_fun,
+        init_val,
+        max_steps,
+        residuals,
+        return_steps,
+        error if raises("while_loop", on_limit) else "",
+    )
 
 
 def run_while(
@@ -138,26 +205,28 @@ def run_while(
     max_steps: int | None,
     residuals: str | Strategy,
     return_steps: bool = False,
+    error: str = "",
 ) -> Any:
-    """Run `while_loop` for a loop that may have another name for `max_steps`."""
+    """Run `while_loop` for a loop that may have another name for `max_steps`.
+
+    If it needs more steps, it raises the error with that text. Without a text it ends there.
+    """
     check_max_steps("while_loop", max_steps)
     if max_steps is None and (most := growth.bound.value) is not None:
-        after, steps = run_while(bound, cond_fun, body_fun, init_val, most, residuals, return_steps=True)
-        # An example that has finished an outer loop is stopped before its first step.
-        after = unless_cut(_MORE, steps.cut & (steps.taken >= most), after)
-        return (after, steps) if return_steps else after
+        max_steps, error = most, _MORE
     strategy = _strategy_of("while_loop", residuals, max_steps)
     init_val = entering_loop(body_fun, init_val, max_steps)
     if jax.config.jax_disable_jit:
         with _falling_back:
-            return leaving_loop(in_python(cond_fun, body_fun, init_val, max_steps, return_steps))
+            return leaving_loop(in_python(cond_fun, body_fun, init_val, max_steps, return_steps, error))
+    functions = (cond_fun, body_fun)
     try:
         return leaving_loop(
-            bind_loop(lax.while_loop, (cond_fun, body_fun), (init_val,), max_steps, strategy, (), bound, return_steps)
+            bind_loop(lax.while_loop, functions, (init_val,), max_steps, strategy, (), bound, return_steps, error)
         )
-    except TypeError as error:
+    except TypeError as error_of_jax:
         if ported := unpacked("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun}, init_val):
-            raise ported from error
+            raise ported from error_of_jax
         raise
 
 
@@ -165,38 +234,38 @@ def run_while(
 _MORE = f"growing: the loop takes more steps than {growth.CURED}"
 
 
-def unless_cut(text: str, is_cut: Any, after: Any) -> Any:
-    """Return the results of a loop, each made to raise an error of this text if the loop was cut short."""
-    is_right = ta_check(jnp.where(is_cut, 1, 0), 1, mode="error", op=TEXT + text) >= 0
-    return jax.tree.map(lambda x: known_if(is_right, x), after)
-
-
 @explained
 @about_sizes
 def fori_loop(
-    lower: Any,
-    upper: Any,
-    body_fun: Callable[[Any, Any], Any],
-    init_val: Any,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    body_fun: Callable[[Any, _Carry], _Carry],
+    init_val: _Carry,
     *,
     unroll: int | bool | None = None,
     max_steps: int | None = None,
-    residuals: str | Strategy = "auto",
-) -> Any:
-    """Run `jax.lax.fori_loop`, differentiable in reverse even if the bounds are known only at run time.
+    on_limit: OnLimit = "raise",
+    residuals: ByName | Strategy = "auto",
+) -> _Carry:
+    """Run `jax.lax.fori_loop`, with a derivative in reverse mode even if the bounds are known only at run time.
 
     Args:
         lower: the first index, an integer that may be traced, or a symbolic dimension of `jax.export`.
-        upper: the index past the last one, likewise.
+        upper: the index past the last one, an integer or a dimension like `lower`.
         body_fun: maps an index and the carry to the next carry.
         init_val: the initial carry, any pytree.
         unroll: how many steps to unroll, if both bounds are known.
-        max_steps: an upper bound on `upper - lower`, needed in reverse mode if one of them is traced. No more steps
-            are taken. Otherwise as for `while_loop`.
+        max_steps: an upper bound on `upper - lower`. Reverse mode needs it if one of them is traced.
+        on_limit: what happens if `upper - lower` is larger than `max_steps`: as for `while_loop`.
         residuals: as for `while_loop`, without `Inverse`.
 
     Returns:
         The carry after the last step. Differentiable like the result of `while_loop`.
+
+    Raises:
+        TypeError, ValueError: as `jax.lax.fori_loop` and `while_loop`.
+        ValueError: both bounds are known, and `upper - lower` is larger than `max_steps` (while tracing).
+        jax.errors.JaxRuntimeError, ValueError: the loop needs more than `max_steps` steps, as for `while_loop`.
 
     >>> import jax
     >>> power = lambda x, n: fori_loop(0, n, lambda i, y: x * y, 1.0, max_steps=1000)
@@ -204,25 +273,28 @@ def fori_loop(
     12.0
     """
     check_max_steps("fori_loop", max_steps)
+    error = too_many("fori_loop", f"upper - lower is more than max_steps={max_steps}")
+    error = error if raises("fori_loop", on_limit) else ""
     lower, upper = as_value(lower), as_value(upper)
     low, high = (known_bound(b) for b in (lower, upper))
     known = low is not None and high is not None
-    if known and max_steps is None:
-        max_steps = max(high - low, 0)  # type: ignore[operator]
+    if known:
+        steps = max(high - low, 0)  # type: ignore[operator]
+        if max_steps is None:
+            max_steps = steps
+        elif steps > max_steps and error:
+            raise ValueError(too_many("fori_loop", f"upper - lower is {steps}, more than max_steps={max_steps}"))
     if max_steps is None and (most := growth.bound.value) is not None:
-        after = fori_loop(lower, upper, body_fun, init_val, unroll=unroll, max_steps=most, residuals=residuals)
-        steps = jnp.subtract(upper, lower)
-        is_cut = jnp.less(lower, upper) & ((steps < 0) | (steps > most))
-        return unless_cut(_MORE, is_cut, after)
-    strategy = _strategy_of("fori_loop", residuals, max_steps)
-    if isinstance(strategy, Inverse):
+        max_steps, error = most, _MORE
+    if _is_inverse(residuals):
         raise ValueError("fori_loop: Inverse is for while_loop and scan; write residuals=Undo() or Checkpoint(16)")
+    strategy = _strategy_of("fori_loop", residuals, max_steps)
     # The index is traced while a step is looked at, as it is in the loop.
     _, init_val = entering_loop(lambda state: (state[0], body_fun(*state)), (lower, init_val), max_steps)
     is_offloaded = isinstance(strategy, Tape) and strategy.offload
     if known and not is_offloaded:
         if high - low > max_steps:  # type: ignore[operator]
-            lower, upper = low, low + max_steps  # type: ignore[operator]
+            lower, upper = low, low + max_steps  # type: ignore[operator, assignment]
         if strategy == Tape() or jax.config.jax_disable_jit:
             return leaving_loop(lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll))
         options = (lower, upper, unroll)
@@ -234,23 +306,23 @@ def fori_loop(
             return state[0] + 1, state[1], body_fun(state[0], state[2])
 
         with _falling_back:
-            return leaving_loop(in_python(lambda state: state[0] < state[1], step, args, max_steps, False)[2])
+            return leaving_loop(in_python(lambda state: state[0] < state[1], step, args, max_steps, False, error)[2])
     bound = Bound(loop="fori_loop(lower, upper, body_fun, init_val, ")
-    return leaving_loop(bind_loop(lax_fori_loop, (body_fun,), args, max_steps, strategy, (unroll,), bound))
+    return leaving_loop(bind_loop(lax_fori_loop, (body_fun,), args, max_steps, strategy, (unroll,), bound, error=error))
 
 
 @about_sizes
 def scan(
-    f: Callable[[Any, Any], Any],
-    init: Any,
-    xs: Any = None,
+    f: Callable[[_Carry, _Slice], tuple[_Carry, _Stacked]],
+    init: _Carry,
+    xs: _Slice | None = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
     *,
-    residuals: str | Strategy = "auto",
-) -> tuple[Any, Any]:
-    """Run `jax.lax.scan`, with a choice of what is kept for reverse mode.
+    residuals: ByName | Strategy = "auto",
+) -> tuple[_Carry, _Stacked]:
+    """Run `jax.lax.scan`, with a choice of what reverse mode stores.
 
     Args:
         f: maps the carry and a slice of `xs` to the next carry and a slice of the second result.

@@ -18,7 +18,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, refs
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy
-from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, WhileOptions, counting, while_
+from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, WhileOptions, copied, counting, while_
 from jax_tensorarray._ops.primitive import varying_as
 from jax_tensorarray._types import Equation
 
@@ -28,8 +28,8 @@ Array = jax.Array
 class Steps(NamedTuple):
     """How a loop ended: the number of steps it took, and whether `max_steps` cut it short."""
 
-    taken: Any
-    cut: Any
+    taken: Array
+    cut: Array
 
 
 def check_max_steps(op: str, max_steps: Any) -> None:
@@ -133,6 +133,7 @@ def bind_loop(
     options: Sequence[Any] = (),
     bound: Bound = OF_WHILE_LOOP,
     return_steps: bool = False,
+    error: str = "",
 ) -> Any:
     """Run a loop of JAX as ours. A scan of JAX remains a scan until it is differentiated, and perhaps then too."""
     here, source = _compat.source_here(), _source()
@@ -141,7 +142,7 @@ def bind_loop(
         args = of_mesh
         jaxpr, shape = _traced(loop, functions, args, tuple(options))
     if return_steps and any(map(_asks_with_effects, _compat.opened(jaxpr).eqns)):
-        return _with_its_end(functions, args, shape, max_steps, strategy, bound)
+        return _with_its_end(functions, args, shape, max_steps, strategy, bound, error)
     end = []
 
     def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
@@ -160,10 +161,10 @@ def bind_loop(
         kept, body, consts = strategy.prepare(body, operands[a:b], jax.tree.structure(shape), leaves, source)
         with here():
             most, counts = None if max_steps is None else int(max_steps), return_steps or max_steps is not None
-            options = WhileOptions(most, source, strategy=kept, counts=counts, bound=bound)
+            options = WhileOptions(most, source, strategy=kept, counts=counts, bound=bound, error=error)
             outs, taken = while_(operands[:a], consts, operands[b:], cond=cond, body=body, options=options)
         if return_steps:
-            (more,) = jaxprs.function(cond)(*map(_copied, operands[:a]), *outs)
+            (more,) = jaxprs.function(cond)(*map(copied, operands[:a]), *outs)
             end.append(Steps(taken, more))
         return outs
 
@@ -194,7 +195,7 @@ def _asks_with_effects(eqn: Equation) -> bool:
 
 
 def _with_its_end(
-    functions: Sequence[Any], args: Any, shape: Any, max_steps: int | None, strategy: Strategy, bound: Bound
+    functions: Sequence[Any], args: Any, shape: Any, max_steps: int | None, strategy: Strategy, bound: Bound, error: str
 ) -> Any:
     """Run a loop that carries whether it goes on: it is asked once before each step and at the end, and no more."""
     (cond_fun, body_fun), (init,) = functions, args
@@ -206,21 +207,18 @@ def _with_its_end(
     init = jax.tree.map(lambda x, of: x if isinstance(x, jax.Ref) else jnp.asarray(x, of.dtype), init, shape)
     start, asked = (cond_fun(init), init), (lambda state: state[0], body)
     (more, carry), steps = bind_loop(
-        lax.while_loop, asked, (start,), max_steps, strategy.of_second(), (), bound, return_steps=True
+        lax.while_loop, asked, (start,), max_steps, strategy.of_second(), (), bound, True, error
     )
     return carry, Steps(steps.taken, more)
 
 
-def _copied(x: Any) -> Any:
-    """Return a copy of a ref: what the last question writes is dropped, as JAX's loop drops it."""
-    return jax.new_ref(x[...]) if isinstance(x, jax.Ref) else x
-
-
-def in_python(cond_fun: Any, body_fun: Any, carry: Any, max_steps: int | None, return_steps: bool) -> Any:
+def in_python(cond_fun: Any, body_fun: Any, carry: Any, max_steps: int | None, return_steps: bool, error: str) -> Any:
     """Run the loop under `jax.disable_jit`, as JAX runs its own: the functions may change NumPy arrays in place."""
     carry, taken = jax.tree.map(jnp.asarray, carry), 0
     while (more := cond_fun(carry)) and (max_steps is None or taken < max_steps):
         carry, taken = jax.tree.map(jnp.asarray, body_fun(carry)), taken + 1
+    if more and error:
+        raise ValueError(error)
     if not return_steps:
         return carry
     dtype = counting(max_steps)

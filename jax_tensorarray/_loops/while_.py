@@ -22,7 +22,10 @@ from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.rules import Part, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
+from jax_tensorarray._ops.calls import TEXT
+from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.primitive import run_alone, type_like, varying_alike, varying_as
+from jax_tensorarray._ops.write import known_if
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -63,6 +66,7 @@ class WhileOptions:
     strategy: Strategy = field(default_factory=Tape)  #: what reverse mode keeps
     tapes: tuple[TapeType, ...] = ()
     counts: bool = True  #: whether the number of steps is a result
+    error: str = ""  #: the error of a loop that needs more than `max_steps` steps; if empty, the loop just ends there
     bound: Bound = OF_WHILE_LOOP
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
@@ -173,25 +177,59 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
     def after(k: Array, taken: Any = 1) -> Array:
         return k + taken if limit is not None else lax.select(k < jnp.iinfo(dtype).max, k + taken, k)
 
-    start = jnp.zeros((), dtype)
-    if not pred_batched:
-        steps, outs = lax.while_loop(
+    start, error = jnp.zeros((), dtype), "" if limit is None else options.error
+    if not pred_batched and (not error or _may_be_repeated(cond)):
+        taken, outs = lax.while_loop(
             lambda state: more(*state),
             lambda state: (after(state[0]), call(*body_consts, *state[1])),
             (start, carry),
         )
-        return [*outs, steps]
+        active = predicate(*map(copied, cond_consts), *outs)[0] if error else jnp.bool_(False)
+    else:
 
-    def step(state: Any) -> Any:
-        k, active, taken, carry = state
-        carry = call(active, *body_consts, *carry)
-        k, taken = after(k), after(taken, active.astype(dtype))
-        return k, active & more(k, carry), taken, carry
+        def step(state: Any) -> Any:
+            k, active, taken, carry = state
+            carry = call(*([active] if pred_batched else []), *body_consts, *carry)
+            k, taken = after(k), after(taken, active.astype(dtype)) if pred_batched else taken
+            return k, active & goes_on(carry) if pred_batched else goes_on(carry), taken, carry
 
-    active = more(start, carry)
-    state = (start, *varying_alike([active, jnp.zeros(active.shape, dtype)]), carry)
-    _, _, taken, outs = lax.while_loop(lambda state: jnp.any(state[1]), step, state)
+        def is_any_active(state: Any) -> Array:
+            some = jnp.any(state[1])
+            return some if limit is None else some & (state[0] < limit)
+
+        active = goes_on(carry)
+        state = (start, *varying_alike([active, jnp.zeros(active.shape, dtype)]), carry)
+        k, active, taken, outs = lax.while_loop(is_any_active, step, state)
+        taken = taken if pred_batched else k
+    if error:
+        number = len(outs) - len(options.tapes)
+        taken, *checked = unless_cut(error, active, [taken, *outs[:number]])
+        outs = [*checked, *outs[number:]]  # tapes are read as far as the loop has taken steps, and not otherwise
     return [*outs, taken] if counts else outs
+
+
+def copied(x: Any) -> Any:
+    """Return a copy of a ref: JAX's loop drops what the last evaluation of its condition writes."""
+    return jax.new_ref(x[...]) if isinstance(x, jax.Ref) else x
+
+
+def _may_be_repeated(cond: Any) -> bool:
+    """Return whether a condition may be evaluated once more, after the loop: it takes no time, or writes to refs."""
+    if _compat.has_callbacks(cond):
+        return False
+    if not all(isinstance(t, ShapedArray) for t in cond.in_avals):
+        return True
+    eqns = _compat.opened(cond).eqns
+    return not any(getattr(v.aval, "ndim", 0) for eqn in eqns for v in (*eqn.invars, *eqn.outvars))
+
+
+def unless_cut(error: str, active: Array, results: Sequence[Any]) -> list[Any]:
+    """Return the results of a loop, each made to raise an error if a step would have followed.
+
+    If no error can be raised, as on a TPU, they are the results of the steps taken.
+    """
+    checked = ta_check(jnp.where(jnp.any(active), 1, 0), 1, mode="error", op=TEXT + error)
+    return [known_if(checked >= -1, x) for x in results]  # it is always so, which XLA cannot know
 
 
 def _varying_as_predicate(predicate: Any, consts: Sequence[Array], carry: Sequence[Array]) -> Sequence[Array]:

@@ -22,18 +22,19 @@ from jax_tensorarray._ops.primitive import (
     zero_tangent,
 )
 from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._types import Lowering, Mode, Numbers
 
 
 def ta_add(
-    buffer: Any,
-    index: Any,
-    value: Any,
+    buffer: Numbers,
+    index: Numbers,
+    value: Numbers,
     *,
     axis: int = 0,
     length: int | None = None,
-    where: Any = None,
-    mode: str | None = None,
-    lowering: str = "auto",
+    where: Numbers | None = None,
+    mode: Mode | None = None,
+    lowering: Lowering = "auto",
 ) -> jax.Array:
     """Add to rows of a buffer: `buffer[index] += value`. The updated buffer is returned.
 

@@ -23,7 +23,8 @@ _short.maxother = _short.maxstring = 80
 
 def out_of_range(op: str, index: int, size: int) -> str:
     """Return the text of an index error, the same from Python and from the kernels."""
-    return f"{op}: index {index} is out of range for a TensorArray of size {size}"
+    noun = "TensorArray" if op.startswith("TensorArray") else "buffer"
+    return f"{op}: index {index} is out of range for a {noun} of size {size}"
 
 
 def row_operands(

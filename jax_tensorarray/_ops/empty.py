@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.interpreters import mlir
+from jax.typing import DTypeLike
 
 from jax_tensorarray._ops import arguments
 from jax_tensorarray._ops.primitive import Array, hunts_nans, make_primitive, simple_kernel
 
 
 def ta_empty(
-    size: int, element_shape: int | Sequence[int] = (), dtype: Any = jnp.float32, *, out_sharding: Any = None
+    size: int, element_shape: int | Sequence[int] = (), dtype: DTypeLike = jnp.float32, *, out_sharding: Any = None
 ) -> jax.Array:
     """Return an uninitialised buffer of `size` rows, made in O(1): no memory is touched.
 
@@ -35,6 +36,7 @@ def ta_empty(
         ValueError: `size` or a dimension is negative, or too large for any array.
 
     >>> import jax.numpy as jnp
+    from jax.typing import DTypeLike
     >>> buffer = ta_empty(1_000_000, (64,))
     >>> buffer.shape, buffer.dtype
     ((1000000, 64), dtype('float32'))
@@ -57,6 +59,7 @@ def empty_like(aval: Any) -> jax.Array:
     """Return an uninitialised buffer of a type, which also says how the buffer is divided among devices.
 
     >>> import jax.numpy as jnp
+    from jax.typing import DTypeLike
     >>> empty_like(jax.typeof(jnp.zeros((3, 2)))).shape
     (3, 2)
     """

@@ -26,18 +26,19 @@ from jax_tensorarray._ops.primitive import (
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import counting, numbers_of_rows, positions_of
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._types import Lowering, Mode, Numbers
 
 
 def ta_max(
-    buffer: Any,
-    index: Any,
-    value: Any,
+    buffer: Numbers,
+    index: Numbers,
+    value: Numbers,
     *,
     axis: int = 0,
     length: int | None = None,
-    where: Any = None,
-    mode: str | None = None,
-    lowering: str = "auto",
+    where: Numbers | None = None,
+    mode: Mode | None = None,
+    lowering: Lowering = "auto",
 ) -> jax.Array:
     """Put the larger element into rows of a buffer: `buffer[index] = maximum(buffer[index], value)`.
 

@@ -225,7 +225,7 @@ def run_alone(primitive: Primitive, *operands: Any, **params: Any) -> Any:
         return _compat.traced_as_a_whole(xla.apply_primitive, primitive, *operands, **params)
 
 
-_OF_INDEX = r"index -?\d+ is out of range for a TensorArray of size \d+"
+_OF_INDEX = r"index -?\d+ is out of range for a (?:buffer|TensorArray) of size \d+"
 
 
 def _run(primitive: Primitive, *operands: Any, **params: Any) -> Any:

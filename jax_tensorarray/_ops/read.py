@@ -19,17 +19,18 @@ from jax_tensorarray._ops.primitive import (
     rows_of,
     to_front,
 )
+from jax_tensorarray._types import Lowering, Mode, Numbers
 
 
 def ta_read(
-    buffer: Any,
-    index: Any,
+    buffer: Numbers,
+    index: Numbers,
     *,
     axis: int = 0,
     length: int | None = None,
-    where: Any = None,
-    mode: str | None = None,
-    lowering: str = "auto",
+    where: Numbers | None = None,
+    mode: Mode | None = None,
+    lowering: Lowering = "auto",
 ) -> jax.Array:
     """Read rows of a buffer: `buffer[index]`.
 

@@ -3,12 +3,14 @@
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from jax_tensorarray._ops import arguments, reference
 from jax_tensorarray._ops.primitive import Array, batch_operands, like_buffer, make_primitive, simple_kernel
+from jax_tensorarray._types import Numbers
 
 
-def ta_stack(buffer: Any, size: Any = None) -> jax.Array:
+def ta_stack(buffer: Numbers, size: ArrayLike | None = None) -> jax.Array:
     """Return the rows of a buffer as one dense array, with zeros in the rows at or past `size`.
 
     Args:

@@ -17,18 +17,19 @@ from jax_tensorarray._ops.primitive import (
     row_kernel,
     rows_of,
 )
+from jax_tensorarray._types import Lowering, Mode, Numbers
 
 
 def ta_swap(
-    buffer: Any,
-    index: Any,
-    value: Any,
+    buffer: Numbers,
+    index: Numbers,
+    value: Numbers,
     *,
     axis: int = 0,
     length: int | None = None,
-    where: Any = None,
-    mode: str | None = None,
-    lowering: str = "auto",
+    where: Numbers | None = None,
+    mode: Mode | None = None,
+    lowering: Lowering = "auto",
 ) -> tuple[jax.Array, jax.Array]:
     """Exchange rows of a buffer for others: `buffer[index], old = value, buffer[index]`.
 
@@ -66,8 +67,8 @@ def ta_swap(
     rows = addressing.rows(
         "ta_swap", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
     )
-    buffer, old = ta_swap_p.bind(*rows.with_value(value), **rows.params)
-    return buffer, old
+    new, old = ta_swap_p.bind(*rows.with_value(value), **rows.params)
+    return new, old
 
 
 def _abstract_eval(buffer: Any, index: Any, *rest: Any, **params: Unpack[Params]) -> Any:

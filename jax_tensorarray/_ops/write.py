@@ -4,6 +4,7 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.interpreters import ad
 
 from jax_tensorarray._ops import addressing, reference
@@ -17,18 +18,19 @@ from jax_tensorarray._ops.primitive import (
     row_kernel,
 )
 from jax_tensorarray._ops.swap import ta_swap_p
+from jax_tensorarray._types import Lowering, Mode, Numbers
 
 
 def ta_write(
-    buffer: Any,
-    index: Any,
-    value: Any,
+    buffer: Numbers,
+    index: Numbers,
+    value: Numbers,
     *,
     axis: int = 0,
     length: int | None = None,
-    where: Any = None,
-    mode: str | None = None,
-    lowering: str = "auto",
+    where: Numbers | None = None,
+    mode: Mode | None = None,
+    lowering: Lowering = "auto",
 ) -> jax.Array:
     """Write rows into a buffer: `buffer[index] = value`. The updated buffer is returned.
 
@@ -78,11 +80,17 @@ def ta_write(
     return ta_write_p.bind(*rows.with_value(value), **rows.params)
 
 
+#: Of an array with at most so many elements, all are selected, which XLA fuses with what it does before.
+_FEW = 32
+
+
 def known_if(is_right: Array, x: Any) -> Any:
-    """Return the array, made to depend on a check. Of a buffer no row is touched."""
-    if not isinstance(x, jax.Array):  # a token
+    """Return the array, made to depend on a check that is always true. If the array is large, no row is touched."""
+    if not isinstance(x, jax.Array) or not isinstance(jax.typeof(x), ShapedArray):  # a token, or a ref
         return x
-    if not x.ndim or x.size <= 1:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(known_if(is_right, jax.random.key_data(x)), impl=jax.random.key_impl(x))
+    if not x.ndim or (isinstance(x.size, int) and x.size <= _FEW):
         return jnp.where(is_right, x, jnp.zeros_like(x))
     return ta_write(x, jnp.where(is_right, -1, 0), jnp.zeros(x.shape[1:], x.dtype), mode="drop")
 

@@ -26,6 +26,10 @@ def map_structure(
     Returns:
       A pytree of that structure.
 
+    Raises:
+      TypeError: `func` is not a function, or `check_types` or `expand_composites` is not a bool.
+      ValueError: there is no structure, or the structures differ.
+
     >>> import jax.numpy as jnp
     >>> from jax_tensorarray import TensorArray
     >>> from jax_tensorarray.tf.nest import map_structure
@@ -36,4 +40,12 @@ def map_structure(
 
     TensorFlow: `tf.nest.map_structure`.
     """
+    op = "tf.nest.map_structure"
+    if not callable(func):
+        raise TypeError(f"{op}: func must be a function, got {func!r}")
+    for name, flag in (("check_types", check_types), ("expand_composites", expand_composites)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{op}: {name} must be True or False, got {flag!r}")
+    if not structure:
+        raise ValueError(f"{op}: give at least one structure")
     return jax.tree.map(func, *structure, is_leaf=is_array)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import jax_tensorarray
-from jax_tensorarray import TensorArray, fori_loop, growing, scan, ta_read, while_loop
-from jax_tensorarray.tf import while_loop as tf_while_loop
+from jax_tensorarray import TensorArray, fori_loop, growing, scan, ta_read, tf, while_loop
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +115,7 @@ def grown(how, history, n, c, most):
             return i + 1, ta
 
         options = {} if how == "growing" else {"maximum_iterations": 6}
-        _, ta = tf_while_loop(lambda i, _: i < n, body, (0, ta), **options)
+        _, ta = tf.while_loop(lambda i, _: i < n, body, (0, ta), **options)
     for op in after:
         ta = apply(op, ta, n, c)
     return ta
@@ -195,7 +194,7 @@ def test_a_loop_finds_the_rows_that_each_step_appends():
         def body(i, ta):
             return i + 1, ta.append(1.0 * i).append(2.0 * i).append(3.0 * i)
 
-        return tf_while_loop(lambda i, _: i < 2, body, (0, new().write(0, 9.0)), maximum_iterations=4)[1]
+        return tf.while_loop(lambda i, _: i < 2, body, (0, new().write(0, 9.0)), maximum_iterations=4)[1]
 
     ta = three_a_step()
     assert ta.stack().tolist() == [9, 0, 0, 0, 1, 2, 3]
@@ -232,11 +231,11 @@ def test_both_branches_of_a_conditional_may_append():
 @pytest.mark.parametrize(
     "loop",
     [
-        lambda ta, write: tf_while_loop(lambda i, _: i < 3, lambda i, ta: (i + 1, write(i, ta)), (0, ta)),
+        lambda ta, write: tf.while_loop(lambda i, _: i < 3, lambda i, ta: (i + 1, write(i, ta)), (0, ta)),
         lambda ta, write: jax.jit(lambda n: fori_loop(0, n, write, ta))(3),
         lambda ta, write: while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, write(*c)), (0, ta)),
     ],
-    ids=["tf_while_loop", "fori_loop", "while_loop"],
+    ids=["tf.while_loop", "fori_loop", "while_loop"],
 )
 @pytest.mark.parametrize(
     "write",
@@ -309,7 +308,7 @@ def test_rows_of_one_shape_that_are_kept_one_by_one_are_padded_too():
 )
 def test_a_traced_size_that_is_used_as_a_shape_is_the_error_of_jax_and_says_what_to_write(body):
     with pytest.raises((TypeError, IndexError)) as e:
-        tf_while_loop(lambda i, _: i < 3, lambda i, ta: (i + 1, body(i, ta)), (0, new(max_size=4).append(1.0)))
+        tf.while_loop(lambda i, _: i < 3, lambda i, ta: (i + 1, body(i, ta)), (0, new(max_size=4).append(1.0)))
     assert type(e.value).__module__.startswith(("jax", "builtins"))
     assert "`fori_loop(0, ta.size(), ...)`" in str(e.value) and "`ta.mask()`" in str(e.value)
 
@@ -319,7 +318,7 @@ def test_other_errors_of_a_loop_stay_as_they_are():
         while_loop(lambda i: i < 3, lambda i: i + len(range(i)), 0)
     assert "ta.size()" not in str(e.value)
     with pytest.raises(IndexError) as e:
-        tf_while_loop(lambda i, ta: i < 3, lambda i, ta: [ta][int(ta.dynamic_size) + 1], (0, new(max_size=4)))
+        tf.while_loop(lambda i, ta: i < 3, lambda i, ta: [ta][int(ta.dynamic_size) + 1], (0, new(max_size=4)))
     assert "ta.size()" not in str(e.value)
 
 
@@ -354,7 +353,7 @@ def test_two_branches_whose_arrays_differ_are_told_apart():
 def test_unknown_shapes_in_a_loop_and_infer_shape():
     ta = TensorArray(jnp.float64, size=2, infer_shape=False)
     with pytest.raises(TypeError, match="If all rows have one shape, leave infer_shape=False out"):
-        tf_while_loop(lambda i, ta: i < 2, lambda i, ta: (i + 1, ta.write(i, 1.0)), (0, ta))
+        tf.while_loop(lambda i, ta: i < 2, lambda i, ta: (i + 1, ta.write(i, 1.0)), (0, ta))
 
 
 def test_an_index_of_another_library_is_named():
@@ -373,17 +372,17 @@ def test_a_loop_whose_array_nobody_takes_gives_a_warning():
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        tf_while_loop(lambda i, _: i < 2, lambda i, ta: (i + 1, write(i, ta)), (0, ta))
+        tf.while_loop(lambda i, _: i < 2, lambda i, ta: (i + 1, write(i, ta)), (0, ta))
         jax_tensorarray.fori_loop(0, 2, write, ta)
         while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, write(*c)), (0, ta))
         scan(lambda ta, i: (write(i, ta), None), ta, jnp.arange(2))
-    assert [str(w.message).partition(":")[0] for w in caught] == ["tf_while_loop", "fori_loop", "while_loop", "scan"]
+    assert [str(w.message).partition(":")[0] for w in caught] == ["tf.while_loop", "fori_loop", "while_loop", "scan"]
     assert {w.filename for w in caught} == {__file__}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         taken = fori_loop(0, 2, write, ta)
         fori_loop(0, 2, write, taken).stack()
-        assert tf_while_loop(lambda i, _: i < 2, lambda i, ta: (i + 1, write(i, ta)), (0, ta))[0] == 2
+        assert tf.while_loop(lambda i, _: i < 2, lambda i, ta: (i + 1, write(i, ta)), (0, ta))[0] == 2
         fori_loop(0, 2, lambda i, x: x + i, 0)
 
 

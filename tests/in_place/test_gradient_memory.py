@@ -14,8 +14,7 @@ from benchmarks.whole_reads import PROGRAMS, bytes_of_buffers
 from jax_tensorarray import fori_loop, in_place, scan, ta_read, ta_write
 from jax_tensorarray._loops import log
 from jax_tensorarray.doctor import loop_copies
-from jax_tensorarray.residuals import Undo
-from jax_tensorarray.residuals import explain as choice_of_residuals
+from jax_tensorarray.residuals import Undo, explain
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +75,7 @@ def test_a_gradient_is_right_and_takes_a_few_times_the_buffers(turn, name):
     program = compiled((ORDERS | BATCHED)[order](f, args), *args)
     assert bytes_of(program) <= most * (1 + (order in BATCHED)), order
     close(program(*args), plain(*args), order)
-    assert "undo" in {choice.residuals for choice in choice_of_residuals(f, *args)}
+    assert "undo" in {choice.residuals for choice in explain(f)(*args)}
 
 
 @pytest.mark.parametrize(("name", "derivative"), [("in_a_branch", along), ("lu", along), ("arnoldi", twice)])
@@ -131,7 +130,7 @@ def test_in_place_takes_residuals_and_memory():
         assert (bytes_of(ours) > 0.9 * plain) == (options == {"residuals": "tape"})
     for options, message in (
         ({"residuals": "none"}, "in_place: residuals must be one of auto, tape"),
-        ({"residuals": "inverse"}, 'in_place: residuals="inverse" needs more than a name'),
+        ({"residuals": "inverse"}, "in_place: an Inverse belongs to one loop; write while_loop"),
         ({"residuals": "undo", "memory": 9}, 'in_place: memory is for residuals="auto" or "checkpoint"'),
         ({"memory": -1}, "memory must be a number of bytes, got -1"),
     ):

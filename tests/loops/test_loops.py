@@ -193,8 +193,10 @@ def test_in_axes(batched):
 
 
 def test_return_steps():
+    limit = {"max_steps": 5, "on_limit": "stop"}
+
     def f(x, n):
-        return ta.while_loop(up_to(n), lambda c: (c[0] + 1, c[1] * x), (0, 1.0), max_steps=5, return_steps=True)
+        return ta.while_loop(up_to(n), lambda c: (c[0] + 1, c[1] * x), (0, 1.0), **limit, return_steps=True)
 
     jitted = jax.jit(f)
     differentiated = jax.grad(lambda x, n: (f(x, n)[0][1], f(x, n)[1]), has_aux=True)
@@ -216,7 +218,7 @@ def test_return_steps_of_a_batch_and_without_a_limit():
         return ta.while_loop(up_to(n), lambda c: (c[0] + 2, c[1]), (0, 1.0), return_steps=True, **limit)[1]
 
     asked = jnp.array([0, 1, 7, 20])
-    for limit, taken in (({"max_steps": 5}, [0, 1, 4, 5]), ({}, [0, 1, 4, 10])):
+    for limit, taken in (({"max_steps": 5, "on_limit": "stop"}, [0, 1, 4, 5]), ({}, [0, 1, 4, 10])):
         steps = jax.jit(jax.vmap(functools.partial(f, **limit)))(asked)
         np.testing.assert_array_equal(steps.taken, taken)
         np.testing.assert_array_equal(steps.cut, [False, False, False, bool(limit)])
@@ -224,7 +226,7 @@ def test_return_steps_of_a_batch_and_without_a_limit():
 
 def test_no_step_is_allowed():
     def f(x, max_steps=0):
-        return ta.while_loop(lambda y: y < 10, lambda y: y * x, x * x, max_steps=max_steps)
+        return ta.while_loop(lambda y: y < 10, lambda y: y * x, x * x, max_steps=max_steps, on_limit="stop")
 
     assert (f(3.0), f(3.0, np.int64(0)), jax.grad(f)(3.0), jit(jax.grad(jax.grad(f)))(3.0)) == (9, 9, 6, 2)
 
@@ -237,7 +239,7 @@ def test_fori_loop_of_known_and_traced_bounds(max_steps):
 
         return sum(loop(low, high, body, (x, x), max_steps=max_steps))
 
-    ours = functools.partial(by, ta.fori_loop)
+    ours = functools.partial(by, functools.partial(ta.fori_loop, on_limit="stop"))
     bounds = [(0, 4), (2, 5), (-3, 1), (4, 4), (5, 2)]
     wanted = [jax.value_and_grad(functools.partial(by, python_fori))(0.6, *ends) for ends in bounds]
     np.testing.assert_allclose(jax.value_and_grad(ours)(0.6, *bounds[0]), wanted[0], rtol=TOLERANCE)

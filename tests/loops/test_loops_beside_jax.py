@@ -165,7 +165,7 @@ def test_a_condition_is_asked_before_each_step_and_at_the_end(effect, max_steps,
         return c[0] < 3
 
     def f(x, **how):
-        options = {"max_steps": max_steps, "return_steps": True} | how
+        options = {"max_steps": max_steps, "on_limit": "stop", "return_steps": True} | how
         return ta.while_loop(goes_on, lambda c: (c[0] + 1, 2 * c[1]), (0, x), **options)
 
     def with_aux(x, **how):
@@ -255,8 +255,8 @@ def test_named_axes_inside_the_body(name):
     ("transform", "how"),
     [
         (lambda f: f, {}),
-        (jax.jit, {"max_steps": 3}),
-        (lambda f: lambda x: jax.vmap(f)(x[None]), {"max_steps": 3}),
+        (jax.jit, {"max_steps": 3, "on_limit": "stop"}),
+        (lambda f: lambda x: jax.vmap(f)(x[None]), {"max_steps": 3, "on_limit": "stop"}),
         (lambda f: lambda x: jax.vmap(f)(x[None]), {"max_steps": 9}),
     ],
 )

@@ -348,7 +348,8 @@ def test_a_count_that_its_dtype_cannot_hold(monkeypatch):
     monkeypatch.setattr(while_module, "counting", lambda max_steps: jnp.dtype(jnp.int8))
 
     def f(x, max_steps, n=300):
-        return ta.while_loop(less(n), lambda c: (c[0] + 1, c[1] + x), (0, x), max_steps=max_steps, return_steps=True)
+        how = {"max_steps": max_steps, "on_limit": "stop", "return_steps": True}
+        return ta.while_loop(less(n), lambda c: (c[0] + 1, c[1] + x), (0, x), **how)
 
     for max_steps in (None, 128, 1000, 2**80):
         (i, y), steps = f(2.0, max_steps)

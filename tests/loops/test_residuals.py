@@ -15,8 +15,7 @@ from jax import jit, lax
 from waiting import finish
 
 from jax_tensorarray import fori_loop, scan, ta_add, ta_read, ta_swap, ta_write, while_loop
-from jax_tensorarray.residuals import Auto, Checkpoint, Inverse, Recompute, Tape, Undo
-from jax_tensorarray.residuals import explain as choice_of_residuals
+from jax_tensorarray.residuals import Auto, Checkpoint, Choice, Inverse, Recompute, Tape, Undo, explain
 
 MOST = 20
 
@@ -31,7 +30,7 @@ def with_rows(x, w, n, ys, **how):
         ys = jax.jit(lambda ys: ta_write(ys, i, y * w[0] + ta_read(ys, i // 2)))(ys)
         return i + 1, jnp.sin(y + old.sum() + jnp.dot(ys, w)), ys
 
-    _, y, ys = while_loop(lambda c: c[0] < n, body, (0, x, ys), max_steps=MOST, **how)
+    _, y, ys = while_loop(lambda c: c[0] < n, body, (0, x, ys), max_steps=MOST, on_limit="stop", **how)
     return y**2 + (ys**2).sum()
 
 
@@ -310,7 +309,7 @@ def test_a_loop_of_no_steps_does_not_look_at_a_shared_index(nested):
 
 def test_what_auto_chooses():
     def of(step, x, n=1000, **how):
-        [choice] = choice_of_residuals(lambda x: fori_loop(0, n, step, x), x, **how)
+        [choice] = explain(lambda x: fori_loop(0, n, step, x), **how)(x)
         return choice
 
     def rows(i, b):
@@ -331,6 +330,11 @@ def test_what_auto_chooses():
     assert chosen.undo_bytes < 100 < 8000 <= chosen.tape_bytes
     assert f"{Path(__file__).name}:" in chosen.loop
     assert "tape 8" in str(chosen)
+    assert isinstance(chosen, Choice)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        chosen.residuals = "tape"
+    with pytest.raises(TypeError, match="positional"):
+        Choice("tape", "why", 1, 2)
     assert of(by_branches, b).undo_bytes < 100
     assert of(rows, b).residuals == of(overwritten, b).residuals == "tape"
 
@@ -346,26 +350,26 @@ def test_what_each_loop_of_a_function_chooses():
         return lax.scan(outer, x, None, length=7)[0], lax.while_loop(lambda b: b.sum() < 0, jnp.sin, b)
 
     arrays = jnp.ones(3), jax.ShapeDtypeStruct((200, 5), jnp.float64)
-    choices = choice_of_residuals(f, *arrays)
+    choices = explain(f)(*arrays)
     assert [c.loop.split()[0] for c in choices] == ["scan", "while", "scan", "scan", "while"]
     assert [c.residuals for c in choices] == ["tape", "none", "tape", "tape", "none"]
     assert "max_steps" in choices[1].reason
     assert [c.steps for c in choices] == [9, None, 7, 5, None]
     assert choices[0].tape_bytes < 100  # a sum needs nothing, and the write an index
-    assert choice_of_residuals(f, *arrays, max_steps=20)[-1].residuals == "tape"
-    assert choice_of_residuals(lambda x: lax.fori_loop(0, 9, lambda i, x: x, 1), 1.0) == []
+    assert explain(f, max_steps=20)(*arrays)[-1].residuals == "tape"
+    assert explain(lambda x: lax.fori_loop(0, 9, lambda i, x: x, 1))(1.0) == []
     kept = while_loop, lambda x: (lambda c: c[0] < 9, lambda c: (c[0] + 1, c[1] * x), (0, x))
-    named = choice_of_residuals(lambda x: kept[0](*kept[1](x), max_steps=9, residuals=Checkpoint(3)), 2.0)
+    named = explain(lambda x: kept[0](*kept[1](x), max_steps=9, residuals=Checkpoint(3)))(2.0)
     assert [(c.residuals, c.reason) for c in named] == [("Checkpoint", "the loop says so")]
     with pytest.raises(TypeError, match=r"residuals.explain: fun must be callable, got 1"):
-        choice_of_residuals(1)
+        explain(1)
     with pytest.raises(ValueError, match="memory must be a number of bytes"):
-        choice_of_residuals(f, *arrays, memory=-1)
+        explain(f, memory=-1)
 
 
 def test_what_takes_too_much_memory_gives_way_to_checkpoints():
     def of(step, x, **how):
-        [choice] = choice_of_residuals(lambda x: fori_loop(0, many, step, x), x, **how)
+        [choice] = explain(lambda x: fori_loop(0, many, step, x), **how)(x)
         return choice
 
     start, many = jnp.ones(100), 2000  # 800 bytes a step, and 812 a carry
@@ -410,17 +414,19 @@ LOOPS = {
 @pytest.mark.parametrize(
     ("residuals", "message"),
     [
-        ("none", "residuals must be one of auto, tape, recompute, undo, checkpoint, inverse, or .*; got 'none'"),
+        ("none", "residuals must be one of auto, tape, recompute, undo, or an object like Undo.*; got 'none'$"),
         ("", "residuals must be one of auto, tape"),
         (None, "residuals must be one of auto, tape"),
         (True, "residuals must be one of auto, tape"),
         (["tape"], "residuals must be one of auto, tape"),
         (Undo, "residuals must be one of auto, tape.* like Undo"),
-        ("checkpoint", r"residuals=\"checkpoint\" needs more .* residuals=Checkpoint\(16\)"),
-        ("inverse", r"residuals=\"inverse\" needs more .* residuals=Inverse\(f\)"),
+        ("checkpoint", r"residuals must be one of auto, .*; got 'checkpoint'; write residuals=Checkpoint\(16\)"),
+        ("inverse", r"residuals must be one of auto, .*; got 'inverse'; write residuals=Inverse\(f\)"),
     ],
 )
 def test_residuals_are_a_name_or_an_object(loop, residuals, message):
+    if (loop, residuals) == ("fori_loop", "inverse"):
+        message = r"Inverse is for while_loop and scan; write residuals=Undo\(\) or Checkpoint\(16\)"
     with pytest.raises(ValueError, match=f"^{loop}: {message}"):
         LOOPS[loop](residuals=residuals)
 
@@ -630,7 +636,7 @@ def test_loops_of_hardly_a_step(mode):
     residuals = mode(lambda c: (c[0] - 1, c[1] / 3))
 
     def f(x, n, max_steps):
-        how = {"max_steps": max_steps, "residuals": residuals}
+        how = {"max_steps": max_steps, "on_limit": "stop", "residuals": residuals}
         return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 3), (0, x), **how)[1]
 
     gradients = jit(lambda x, n: [jax.grad(f)(x, n, max_steps) for max_steps in (0, 1)])

@@ -1,4 +1,4 @@
-"""`tf_while_loop` and `map_structure` take what TensorFlow's take, and do what Python's loop does."""
+"""`tf.while_loop` and `tf.nest.map_structure` take what TensorFlow's take, and do what Python's loop does."""
 
 import functools
 from typing import NamedTuple
@@ -10,10 +10,7 @@ import pytest
 from in_numpy import in_numpy
 from jax import jit
 
-from jax_tensorarray import TensorArray, fori_loop, scan, while_loop
-from jax_tensorarray.tf import foldl, foldr
-from jax_tensorarray.tf import while_loop as tf_while_loop
-from jax_tensorarray.tf.nest import map_structure
+from jax_tensorarray import TensorArray, fori_loop, scan, tf, while_loop
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +30,7 @@ def in_python(steps, x):
 
 def total(x, most, **options):
     rows = TensorArray(x.dtype, 6, element_shape=x.shape)
-    _, last, rows = tf_while_loop(
+    _, last, rows = tf.while_loop(
         lambda i, x, rows: i < 6,
         lambda i, x, rows: (i + 1, jnp.sin(x) * 2, rows.write(i, x)),
         (0, x, rows),
@@ -65,9 +62,19 @@ def test_steps_and_gradients_are_those_of_pythons_loop(swap_memory):
         jax.tree.map(lambda a, b, k=k: np.testing.assert_allclose(a[k], b), batch, want[k][k])
 
 
-def test_of_two_bounds_the_smaller_one_counts():
-    for bounds in ({"maximum_iterations": 3, "max_steps": 5}, {"maximum_iterations": 5, "max_steps": 3}):
-        assert tf_while_loop(lambda i: i < 9, lambda i: i + 1, [0], **bounds) == [3]
+def test_maximum_iterations_stop_a_loop_and_max_steps_are_an_error():
+    def count(**bounds):
+        return tf.while_loop(lambda i: i < 9, lambda i: i + 1, [0], **bounds)
+
+    assert count(maximum_iterations=3) == count(maximum_iterations=3, max_steps=5) == [3]
+    assert count(maximum_iterations=3, max_steps=3) == count(maximum_iterations=jnp.int32(3), max_steps=3) == [3]
+    assert jit(lambda n: count(maximum_iterations=n, max_steps=3))(3) == [3]
+    assert count(max_steps=9) == count(maximum_iterations=20, max_steps=9) == [9]
+    for bounds in ({"max_steps": 3}, {"maximum_iterations": 5, "max_steps": 3}):
+        with pytest.raises(RUNTIME_ERRORS, match=r"tf\.while_loop: cond is still true after max_steps=3 steps"):
+            count(**bounds)
+    with pytest.raises(RUNTIME_ERRORS, match=r"tf\.while_loop: cond is still true after max_steps=3 steps"):
+        jit(lambda n: count(maximum_iterations=n, max_steps=3))(5)
 
 
 class Pair(NamedTuple):
@@ -77,39 +84,39 @@ class Pair(NamedTuple):
 
 @pytest.mark.parametrize("loop_vars", [(1, 2.0), [1, 2.0], Pair(1, 2.0)])
 def test_the_results_are_held_as_the_variables_are(loop_vars):
-    after = tf_while_loop(lambda a, b: a < 5, lambda a, b: [a + 1, b * 2], loop_vars)
+    after = tf.while_loop(lambda a, b: a < 5, lambda a, b: [a + 1, b * 2], loop_vars)
     assert type(after) is type(loop_vars)
     assert tuple(after) == (5, 32.0)
 
 
 def test_one_variable_need_not_be_packed():
     for body in (lambda x: x + 1, lambda x: [x + 1], lambda x: (x + 1,)):
-        assert tf_while_loop(lambda x: x < 5, body, [0], parallel_iterations=1, shape_invariants=[()]) == [5]
+        assert tf.while_loop(lambda x: x < 5, body, [0], parallel_iterations=1, shape_invariants=[()]) == [5]
 
 
 def test_the_rest_of_the_keywords():
     def f(x, back_prop):
-        return tf_while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * x), (0, x), None, 10, back_prop, False, 3)[1]
+        return tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * x), (0, x), None, 10, back_prop, False, 3)[1]
 
     assert jax.grad(f)(2.0, True) == 8 * 2.0**7
     assert jax.grad(f)(2.0, False) == 0
-    text = jax.jit(lambda x: tf_while_loop(lambda x: x < 3, lambda x: x + 1, [x], name="counting")).lower(0)
+    text = jax.jit(lambda x: tf.while_loop(lambda x: x < 3, lambda x: x + 1, [x], name="counting")).lower(0)
     assert "counting" in text.as_text(debug_info=True)
 
 
 def test_what_does_not_fit_is_said():
     with pytest.raises(TypeError, match=r"tf.while_loop: loop_vars must be a tuple or list, not int"):
-        tf_while_loop(lambda x: x < 3, lambda x: x + 1, 0)
+        tf.while_loop(lambda x: x < 3, lambda x: x + 1, 0)
     with pytest.raises(TypeError, match=r"tf.while_loop: body must return 2 variables, but returns 3"):
-        tf_while_loop(lambda i, x: i < 3, lambda i, x: (i, x, x), (0, 1.0))
+        tf.while_loop(lambda i, x: i < 3, lambda i, x: (i, x, x), (0, 1.0))
     with pytest.raises(TypeError, match=r"tf.while_loop: body must return 2 variables, but returns "):
-        tf_while_loop(lambda i, x: i < 3, lambda i, x: x, (0, 1.0))
-    with pytest.raises(TypeError, match=r"while_loop: body_fun takes the 2 parts .* or call tf_while_loop"):
+        tf.while_loop(lambda i, x: i < 3, lambda i, x: x, (0, 1.0))
+    with pytest.raises(TypeError, match=r"while_loop: body_fun takes the 2 parts .* or call tf\.while_loop"):
         while_loop(lambda c: c[0] < 3, lambda i, x: (i + 1, x), (0, 1.0))
     with pytest.raises(
-        ValueError, match=r"needs maximum_iterations, .*: tf_while_loop\(.* maximum_iterations=\.\.\.\)"
+        ValueError, match=r"needs maximum_iterations, .*: tf\.while_loop\(.* maximum_iterations=\.\.\.\)"
     ):
-        jax.grad(lambda x: tf_while_loop(lambda x: x < 3, lambda x: x * 2, [x])[0])(1.0)
+        jax.grad(lambda x: tf.while_loop(lambda x: x < 3, lambda x: x * 2, [x])[0])(1.0)
 
 
 def test_an_array_is_a_leaf_of_a_structure():
@@ -125,11 +132,11 @@ def test_an_array_is_a_leaf_of_a_structure():
             return new
         return jnp.where(finished.reshape(-1, *[1] * (new.ndim - 1)), old, new)
 
-    after = map_structure(kept, state(1.0), state(2.0))
+    after = tf.nest.map_structure(kept, state(1.0), state(2.0))
     np.testing.assert_array_equal(after["rows"].stack()[0], [2, 2, 2])
     np.testing.assert_array_equal(after["n"][0], [1, 2, 1])
     np.testing.assert_array_equal(after["h"][:, 0], [1, 2, 1])
-    kept = map_structure(lambda x: 1, state(1.0), check_types=False, expand_composites=True)
+    kept = tf.nest.map_structure(lambda x: 1, state(1.0), check_types=False, expand_composites=True)
     assert [type(x) for x in jax.tree.leaves(kept)] == [int] * 3
 
 
@@ -162,7 +169,7 @@ def test_the_shape_of_a_row_is_that_of_what_the_body_writes():
     def want(x):
         return jnp.sum(jnp.stack(in_python(4, x)[1]) ** 2)
 
-    loops = [functools.partial(loop, 4, ta=TensorArray(X.dtype, 4)) for loop in (by_tf_while_loop, by_fori_loop)]
+    loops = [functools.partial(loop, 4, ta=TensorArray(X.dtype, 4)) for loop in (by_tensorflows_loop, by_fori_loop)]
     loops.append(by_scan)
     assert [f(jnp.asarray(X[0])).element_shape for f in loops] == [(3,)] * 3
 
@@ -181,7 +188,7 @@ def test_an_array_that_nobody_writes_needs_no_shape(options):
 
     def f():
         start = (0, TensorArray(jnp.float64, **options))
-        _, rows = tf_while_loop(lambda i, _: i < 4, lambda i, rows: (i + 1, rows), start, maximum_iterations=5)
+        _, rows = tf.while_loop(lambda i, _: i < 4, lambda i, rows: (i + 1, rows), start, maximum_iterations=5)
         assert (rows.element_shape, rows.size()) == (None, options["size"])
         return rows
 
@@ -191,7 +198,7 @@ def test_an_array_that_nobody_writes_needs_no_shape(options):
 
 def test_where_nothing_says_a_shape_the_loop_asks_for_it():
     with pytest.raises((TypeError, ValueError), match="shape of a row"):
-        tf_while_loop(
+        tf.while_loop(
             lambda i, _: i < 4, lambda i, ta: (i + 1, ta.write(i, ta.read(i))), (0, TensorArray(jnp.float32, 4))
         )
 
@@ -216,9 +223,9 @@ def test_a_fold_takes_the_keywords_of_tensorflow(options):
         gradient = jax.value_and_grad(f)
         forward, back = (
             [gradient(y, fold, swap_memory=swap_memory) for swap_memory in (False, True)]
-            for fold, y in ((foldl, x), (foldr, x[::-1]))
+            for fold, y in ((tf.foldl, x), (tf.foldr, x[::-1]))
         )
-        return forward, back, jax.grad(f)(x, foldl, back_prop=False), jax.grad(f)(x, foldr, back_prop=False)
+        return forward, back, jax.grad(f)(x, tf.foldl, back_prop=False), jax.grad(f)(x, tf.foldr, back_prop=False)
 
     forward, back, *stopped = found(X)
     value, gradient = in_numpy(jax.value_and_grad(want))(X)
@@ -245,8 +252,8 @@ def rows_in_python(steps, x, stride=1):
     return np.array(rows)
 
 
-def by_tf_while_loop(steps, x, ta, stride=1):
-    return tf_while_loop(
+def by_tensorflows_loop(steps, x, ta, stride=1):
+    return tf.while_loop(
         lambda i, *_: i < steps,
         lambda i, x, ta: (i + 1, jnp.sin(x) * 2, ta.write(stride * i, x)),
         (0, x, ta),
@@ -269,7 +276,7 @@ def by_scan(steps, x, ta):
 
 @pytest.mark.parametrize(
     ("loop", "options"),
-    [(by_tf_while_loop, {}), (by_fori_loop, {"element_shape": (3,)}), (by_scan, {"element_shape": (None,)})],
+    [(by_tensorflows_loop, {}), (by_fori_loop, {"element_shape": (3,)}), (by_scan, {"element_shape": (None,)})],
 )
 def test_an_array_that_grows_in_a_loop_gets_room_for_a_row_a_step(loop, options):
     x = jnp.asarray(X[0])
@@ -310,7 +317,7 @@ def test_rows_from_before_the_loop_stay():
     np.testing.assert_allclose(ta.stack(), want)
 
 
-@pytest.mark.parametrize("loop", [by_tf_while_loop, by_fori_loop], ids=["while", "fori"])
+@pytest.mark.parametrize("loop", [by_tensorflows_loop, by_fori_loop], ids=["while", "fori"])
 def test_they_may_be_overwritten(loop):
     x = jnp.asarray(X[0])
     ta = growing().unstack(jnp.ones((2, 3)))
@@ -323,19 +330,19 @@ def test_how_many_rows_there_are_is_not_guessed():
     with pytest.raises(
         TypeError, match=r"TensorArray.stack: .* known only at run time here; .* up to 6. Write stack\(pad=True\)"
     ):
-        jit(lambda n, x: by_tf_while_loop(n, x, growing()).stack())(4, x)
+        jit(lambda n, x: by_tensorflows_loop(n, x, growing()).stack())(4, x)
     with pytest.raises(TypeError, match=r"TensorArray.concat: .* up to 6. Write concat\(pad=True\) for 6 rows"):
-        jit(lambda n, x: by_tf_while_loop(n, x, growing()).concat())(4, x)
-    mask = jit(lambda n, x: by_tf_while_loop(n, x, growing()).mask())(4, x)
+        jit(lambda n, x: by_tensorflows_loop(n, x, growing()).concat())(4, x)
+    mask = jit(lambda n, x: by_tensorflows_loop(n, x, growing()).mask())(4, x)
     np.testing.assert_array_equal(mask, [True] * 4 + [False] * 2)
-    returned = jit(lambda n, x: by_tf_while_loop(n, x, growing()))(4, x)
+    returned = jit(lambda n, x: by_tensorflows_loop(n, x, growing()))(4, x)
     np.testing.assert_allclose(returned.stack(), rows_in_python(4, X[0]))
 
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_a_row_past_what_the_loop_found_is_an_error_and_never_lost(batched):
     def f(n, stride):
-        return by_tf_while_loop(n, jnp.asarray(X[0]), growing(), stride).stack(pad=True)
+        return by_tensorflows_loop(n, jnp.asarray(X[0]), growing(), stride).stack(pad=True)
 
     call = jit(jax.vmap(f) if batched else f)
     args = (lambda *xs: [jnp.array([1, x]) for x in xs]) if batched else (lambda *xs: xs)
@@ -349,7 +356,7 @@ def test_a_row_past_what_the_loop_found_is_an_error_and_never_lost(batched):
 
 def by_two(n, ta):
     """Two rows a step."""
-    return tf_while_loop(
+    return tf.while_loop(
         lambda i, ta: i < n,
         lambda i, ta: (i + 1, ta.append(1.0 + i).append(-1.0 - i)),
         (0, ta),
@@ -387,7 +394,7 @@ def test_where_they_cannot_be_counted_there_is_room_for_one():
 
 
 def append_twice(ta, more=0):
-    return tf_while_loop(
+    return tf.while_loop(
         lambda j, ta: j < 2, lambda j, ta: (j + 1, ta.append(1.0 + j)), (0, ta), maximum_iterations=2 + more
     )[1]
 
@@ -395,7 +402,7 @@ def append_twice(ta, more=0):
 def test_a_loop_in_a_loop_adds_its_rows_in_each_step():
     def f(n, **options):
         start = (0, growing(element_shape=()))
-        return tf_while_loop(lambda i, _: i < n, lambda i, ta: (i + 1, append_twice(ta)), start, **options)[1]
+        return tf.while_loop(lambda i, _: i < n, lambda i, ta: (i + 1, append_twice(ta)), start, **options)[1]
 
     np.testing.assert_array_equal(f(2, maximum_iterations=3).stack(), [1, 2, 1, 2])
     stacked = jit(lambda n: f(n, maximum_iterations=3).stack(pad=True))
@@ -432,7 +439,7 @@ def by_huge_bound():
 
 def test_an_array_that_does_not_grow_in_the_loop_stays_as_it_was():
     ta = growing().unstack(jnp.asarray(X))
-    _, total, after = tf_while_loop(
+    _, total, after = tf.while_loop(
         lambda i, *_: i < 4, lambda i, s, ta: (i + 1, s + ta.read(i), ta), (0, jnp.zeros(3), ta), maximum_iterations=9
     )
     np.testing.assert_allclose(total, X.sum(0))
@@ -440,7 +447,7 @@ def test_an_array_that_does_not_grow_in_the_loop_stays_as_it_was():
 
 
 def by_reads(ta):
-    return tf_while_loop(lambda i, ta: i < 4, lambda i, ta: (i + 1, ta), (0, ta), maximum_iterations=9)[1]
+    return tf.while_loop(lambda i, ta: i < 4, lambda i, ta: (i + 1, ta), (0, ta), maximum_iterations=9)[1]
 
 
 def test_without_a_bound_of_the_steps_the_loop_asks_for_max_size():
@@ -464,18 +471,18 @@ def test_without_a_bound_of_the_steps_the_loop_asks_for_max_size():
 )
 def test_maximum_iterations_is_an_integer(given, described):
     with pytest.raises(TypeError, match=f"tf.while_loop: maximum_iterations must be an integer, got {described}"):
-        tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=given)
+        tf.while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=given)
     if hasattr(given, "dtype"):
         with pytest.raises(TypeError, match=f"tf.while_loop: maximum_iterations must be an integer, got {described}"):
-            jax.jit(lambda n: tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=n))(given)
+            jax.jit(lambda n: tf.while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=n))(given)
 
 
 def test_max_steps_is_an_integer_too():
     for given in ("x", 2.5):
         with pytest.raises(TypeError, match=f"tf.while_loop: max_steps must be a Python integer, got {given!r}"):
-            tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=3, max_steps=given)
+            tf.while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=3, max_steps=given)
 
 
 def test_maximum_iterations_is_not_negative():
     with pytest.raises(ValueError, match=r"tf.while_loop: maximum_iterations must not be negative, got -1"):
-        tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=-1)
+        tf.while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=-1)

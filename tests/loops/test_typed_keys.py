@@ -9,11 +9,8 @@ import pytest
 from jax import lax
 from jax.extend import random as custom
 
-from jax_tensorarray import TensorArray, fori_loop, growing, in_place, scan, ta_read, ta_swap, ta_write, while_loop
-from jax_tensorarray.residuals import Checkpoint, Tape
-from jax_tensorarray.residuals import explain as choice_of_residuals
-from jax_tensorarray.tf import foldl, map_fn
-from jax_tensorarray.tf import while_loop as tf_while_loop
+from jax_tensorarray import TensorArray, fori_loop, growing, in_place, scan, ta_read, ta_swap, ta_write, tf, while_loop
+from jax_tensorarray.residuals import Checkpoint, Tape, explain
 
 T, N = 7, 3
 X = jnp.linspace(-1.0, 1.0, T * N).reshape(T, N)
@@ -206,7 +203,7 @@ def test_the_bytes_of_keys_are_counted():
         return jnp.sum(lax.scan(body, x[0], keys)[0])
 
     def kept(keys, wrap):
-        return [choice.tape_bytes for choice in choice_of_residuals(functools.partial(f, wrap=wrap), X, keys)]
+        return [choice.tape_bytes for choice in explain(functools.partial(f, wrap=wrap))(X, keys)]
 
     keys = keys_of(T)
     assert kept(keys, lambda key: key) == kept(jax.random.key_data(keys), jax.random.wrap_key_data)
@@ -333,9 +330,11 @@ def test_a_growing_array_of_keys():
 
 def test_loops_of_tensorflow_go_through_keys():
     keys = keys_of(5)
-    check(map_fn(lambda key: jax.random.fold_in(key, 1), keys), jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys))
-    check(foldl(lambda a, key: a + jax.random.normal(key), keys, 0.0), jnp.sum(jax.vmap(jax.random.normal)(keys)))
-    _, key = tf_while_loop(lambda i, _: i < 3, lambda i, key: (i + 1, jax.random.split(key)[1]), (0, keys[0]))
+    check(
+        tf.map_fn(lambda key: jax.random.fold_in(key, 1), keys), jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+    )
+    check(tf.foldl(lambda a, key: a + jax.random.normal(key), keys, 0.0), jnp.sum(jax.vmap(jax.random.normal)(keys)))
+    _, key = tf.while_loop(lambda i, _: i < 3, lambda i, key: (i + 1, jax.random.split(key)[1]), (0, keys[0]))
     expected = keys[0]
     for _ in range(3):
         expected = jax.random.split(expected)[1]

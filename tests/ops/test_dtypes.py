@@ -218,9 +218,7 @@ def test_an_index_of_any_magnitude_is_not_wrapped_into_range(given, x64):
             np.testing.assert_array_equal(
                 ta_write(buffer, index, 9.0, mode="drop"), [1, 9, 3] if np.shape(index) else [1, 2, 3]
             )
-            with pytest.raises(
-                IndexError, match=f"^ta_read: index {given} is out of range for a TensorArray of size 3$"
-            ):
+            with pytest.raises(IndexError, match=f"^ta_read: index {given} is out of range for a buffer of size 3$"):
                 ta_read(buffer, index)
 
 

@@ -43,7 +43,7 @@ def python_scan(f, carry, xs):
 
 
 def library(residuals="auto", checkpoint=jax.checkpoint):
-    options = {"max_steps": MAX, "residuals": residuals}
+    options = {"max_steps": MAX, "on_limit": "stop", "residuals": residuals}
     return types.SimpleNamespace(
         while_loop=functools.partial(ta.while_loop, **options),
         fori_loop=functools.partial(ta.fori_loop, **options),

@@ -265,7 +265,7 @@ RUNTIME_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 
 
 def message(op: Any, index: int, size: int) -> str:
-    return re.escape(f"{op}: index {index} is out of range for a TensorArray of size {size}") + r"(?!\d)"
+    return re.escape(f"{op}: index {index} is out of range for a ") + rf"(?:buffer|TensorArray) of size {size}(?!\d)"
 
 
 def raises(op: Any, index: int, size: int) -> Any:

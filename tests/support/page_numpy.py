@@ -271,7 +271,7 @@ def fori_loop(lower, upper, body, init, **_):
     return carry
 
 
-def while_loop(cond, body, init, *, max_steps=None, residuals="auto", return_steps=False):
+def while_loop(cond, body, init, *, max_steps=None, on_limit="raise", residuals="auto", return_steps=False):
     carry, taken, limit = as_arrays(init), 0, 10**4 if max_steps is None else max_steps
     while taken < limit and bool(cond(carry)):
         carry, taken = body(carry), taken + 1
@@ -696,9 +696,9 @@ fake_tas = types.SimpleNamespace(
     **{name: globals()[name] for name in ("fori_loop", "while_loop", "scan")},
     tf=types.SimpleNamespace(
         while_loop=tf_while_loop,
-        scan=tf_scan,
         foldl=foldl,
         foldr=functools.partial(foldl, reverse=True),
+        scan=tf_scan,
         map_fn=fake_lax.map,
     ),
     in_place=same,

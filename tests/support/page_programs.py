@@ -586,7 +586,7 @@ class Grammar:
             if self.chance(0.3):
                 back = f"residuals.Inverse(lambda c: (c[0] - 1, (c[1] - 0.5) / 1.25){self.pick('', ', check=True')})"
                 step = f"lambda c: (c[0] + 1, c[1] * 1.25 + 0.5), (0, {start}), max_steps={self.pick(2, 5)}"
-                step += f", residuals={back}"
+                step += f", on_limit='stop', residuals={back}"
                 self.let("s", f"tas.while_loop(lambda c: c[0] < {self.pick(0, 2, 3)}, {step})[1]", ())
             else:
                 self.let("s", f"tas.scan(lambda s, x: (s * 1.25 + x, None), {start}, {xs}, residuals={back})[0]", ())
@@ -748,7 +748,7 @@ class Grammar:
         else:
             i, a, b = "jnp.int32(0)", f"tas.TensorArray({self.D}, {size})", self.some(row)
             text = f"lambda c: c['i'] < {stop.split(' < ')[1]}, {f}, dict(i={i}, t={a}, x={b})"
-            self.emit(f"{g} = tas.while_loop({text}, max_steps={bound}{self.residuals()})")
+            self.emit(f"{g} = tas.while_loop({text}, max_steps={bound}, on_limit='stop'{self.residuals()})")
             self.emit(f"{t}, {g} = {g}['t'], {g}['x']")
         self.env.append(V(g, row, "D"))
         self.let("x", f"{t}.gather(jnp.arange({bound}), mode='drop')", (bound, *row))
@@ -868,7 +868,9 @@ class Grammar:
                 self.body(inner)
                 self.back(inner, first=f"{i} + 1, ")
             if not whole:
-                extra = self.pick("maximum_iterations=4", "maximum_iterations=jnp.int32(3), max_steps=6", "max_steps=5")
+                extra = self.pick(
+                    "maximum_iterations=4", "maximum_iterations=jnp.int32(3), max_steps=6", "maximum_iterations=5"
+                )
                 extra += self.pick("", "", ", swap_memory=True", ", back_prop=False", ", name='loop'")
                 if "back_prop=False" in extra and self.derived:
                     extra = extra.replace("False", "True")
@@ -878,7 +880,7 @@ class Grammar:
             else:
                 extra = self.residuals()
                 if extra or self.bounded or self.chance(0.6):
-                    extra += f", max_steps={self.pick(3, 6, 100)}"
+                    extra += f", max_steps={self.pick(3, 6, 100)}, on_limit='stop'"
                 if self.chance(0.25):
                     s = self.name("n")
                     self.emit(
@@ -1062,7 +1064,8 @@ def grown(g, params, names, s, axes):
         g.emit(f"step = lambda c: (c[0] + 1, c[1].append({x.name}))")
         g.emit(f"rows = tas.while_loop(lambda c: c[0] < {k.name}, step, (jnp.int32(0), {ta}))[1]")
         g.emit(f"return f({names}{s}), rows")
-    g.emit(f"result, rows = tas.growing(grows, start={g.pick(1, 2, 64)})({names})\nresult = result, rows.stack()")
+    g.emit(f"result, rows = tas.growing(grows, initial_bound={g.pick(1, 2, 64)})({names})")
+    g.emit("result = result, rows.stack()")
 
 
 def jitted(g, params, names, s, axes):
@@ -1217,7 +1220,7 @@ def plain_op(update, swaps=False):
     return apply
 
 
-def plain_while(cond, body, init, *, max_steps=None, residuals="auto", return_steps=False):
+def plain_while(cond, body, init, *, max_steps=None, on_limit="raise", residuals="auto", return_steps=False):
     carry, n = jax.lax.while_loop(
         lambda c: cond(c[0]) & (c[1] < (10**4 if max_steps is None else max_steps)),
         lambda c: (body(c[0]), c[1] + 1),

@@ -76,7 +76,7 @@ def raising(f, strays):
     try:
         return finish(f())
     except (jax.errors.JaxRuntimeError, ValueError, IndexError) as error:  # the last one while it is traced
-        found = re.search(r"index (-?\d+) is out of range for a TensorArray of size (\d+)", str(error))
+        found = re.search(r"index (-?\d+) is out of range for a (?:buffer|TensorArray) of size (\d+)", str(error))
         if found is None or tuple(map(int, found.groups())) not in {tuple(s) for s in strays}:
             raise
         return None

@@ -489,6 +489,7 @@ class InJax:
             "memory": ta.residuals.Auto(memory=100 * s.checkpoints),
         }
         options: dict[str, Any] = {"residuals": objects.get(s.residuals, s.residuals)}
+        limit = {"max_steps": s.steps, "on_limit": "stop"}
         if kind.endswith("while_loop"):
 
             def more(carry: Any) -> Any:
@@ -501,11 +502,11 @@ class InJax:
 
             start = (jnp.int32(0), state)
             if kind == "while_loop":
-                return ta.while_loop(more, next_carry, start, max_steps=s.steps, **options)[1][:-1], []
+                return ta.while_loop(more, next_carry, start, **limit, **options)[1][:-1], []
             return lax.while_loop(more, next_carry, start)[1][:-1], []
         if kind.endswith("fori_loop"):
             if kind == "fori_loop":
-                return ta.fori_loop(0, trips, lambda k, x: body(k, *x), state, max_steps=s.steps, **options)[:-1], []
+                return ta.fori_loop(0, trips, lambda k, x: body(k, *x), state, **limit, **options)[:-1], []
             return lax.fori_loop(0, s.steps, lambda k, x: body(k, *x), state)[:-1], []
 
         def scanned(x: Any, k: Any) -> Any:
@@ -529,8 +530,8 @@ class InJax:
             return k - 1, a - 0.5 * jnp.sin(b), b
 
         start = (jnp.int32(0), a, b)
-        kept = ta.residuals.Inverse(back, check=1e-6)
-        return ta.while_loop(lambda c: c[0] < trips, forward, start, max_steps=steps, residuals=kept)[1:]
+        how = {"on_limit": "stop", "residuals": ta.residuals.Inverse(back, check=1e-6)}
+        return ta.while_loop(lambda c: c[0] < trips, forward, start, max_steps=steps, **how)[1:]
 
 
 # --- a program as a function ------------------------------------------------------------------------------------
