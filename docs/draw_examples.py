@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parent
@@ -122,7 +123,7 @@ def rnnt() -> Figure:
 
 def squares(axes: Any, values: np.ndarray) -> None:
     """Draw a matrix as squares whose areas are its elements."""
-    i, j = np.nonzero(values > 0.02)
+    i, j = np.nonzero(values > 0.05)
     axes.scatter(j, i, s=60 * values[i, j], marker="s", color="#2b8a3e")
     axes.set_xlim(-0.5, values.shape[1] - 0.5)
     axes.set_ylim(values.shape[0] - 0.5, -0.5)
@@ -209,6 +210,7 @@ DRAWN = [
 ]
 
 if __name__ == "__main__":
+    rcParams["svg.fonttype"], rcParams["svg.hashsalt"] = "none", "jax_tensorarray"
     for draw in DRAWN:
         if not sys.argv[1:] or draw.__name__ in sys.argv[1:]:
             draw().savefig(PAGES / f"{draw.__name__}.svg", metadata={"Date": None})
