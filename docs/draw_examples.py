@@ -43,6 +43,9 @@ def lines(page: str, pattern: str, labels: list[str], x: str, y: str, log: bool 
         (axes.loglog if log else axes.plot)(data[:, 0], data[:, column], "o-", label=label)
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
+    if log:
+        axes.set_xticks(data[:, 0], [f"{size:.0f}" for size in data[:, 0]])
+        axes.minorticks_off()
     axes.grid(True, color="0.9")
     if len(labels) > 1:
         axes.legend(frameon=False, fontsize=9)
@@ -156,6 +159,7 @@ def ode() -> Figure:
     for k, (name, color) in enumerate((("hares", "#1f77b4"), ("lynxes", "#d9480f"))):
         axes.plot(times, computed[:, k], "-", color=color, label=name)
         axes.plot(module.YEARS, np.asarray(module.PELTS)[:, k], "o", color=color)
+    axes.set_xticks(range(1900, 1921, 5))
     axes.set_ylabel("thousands of pelts", fontsize=9)
     axes.legend(frameon=False, fontsize=9)
     return figure
