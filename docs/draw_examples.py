@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parent
@@ -42,6 +43,9 @@ def lines(page: str, pattern: str, labels: list[str], x: str, y: str, log: bool 
         (axes.loglog if log else axes.plot)(data[:, 0], data[:, column], "o-", label=label)
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
+    if log:
+        axes.set_xticks(data[:, 0], [f"{size:.0f}" for size in data[:, 0]])
+        axes.minorticks_off()
     axes.grid(True, color="0.9")
     if len(labels) > 1:
         axes.legend(frameon=False, fontsize=9)
@@ -122,7 +126,7 @@ def rnnt() -> Figure:
 
 def squares(axes: Any, values: np.ndarray) -> None:
     """Draw a matrix as squares whose areas are its elements."""
-    i, j = np.nonzero(values > 0.02)
+    i, j = np.nonzero(values > 0.05)
     axes.scatter(j, i, s=60 * values[i, j], marker="s", color="#2b8a3e")
     axes.set_xlim(-0.5, values.shape[1] - 0.5)
     axes.set_ylim(values.shape[0] - 0.5, -0.5)
@@ -155,6 +159,7 @@ def ode() -> Figure:
     for k, (name, color) in enumerate((("hares", "#1f77b4"), ("lynxes", "#d9480f"))):
         axes.plot(times, computed[:, k], "-", color=color, label=name)
         axes.plot(module.YEARS, np.asarray(module.PELTS)[:, k], "o", color=color)
+    axes.set_xticks(range(1900, 1921, 5))
     axes.set_ylabel("thousands of pelts", fontsize=9)
     axes.legend(frameon=False, fontsize=9)
     return figure
@@ -209,6 +214,7 @@ DRAWN = [
 ]
 
 if __name__ == "__main__":
+    rcParams["svg.fonttype"], rcParams["svg.hashsalt"] = "none", "jax_tensorarray"
     for draw in DRAWN:
         if not sys.argv[1:] or draw.__name__ in sys.argv[1:]:
             draw().savefig(PAGES / f"{draw.__name__}.svg", metadata={"Date": None})

@@ -154,7 +154,7 @@ def main(simulations: int = 400, sizes: Sequence[int] = (125, 500, 2000)):
 
     for name, f in searches(simulations).items():
         trees = 4 * boards.size * simulations // 9  # bytes: one number for every node
-        print(f"{name}: {len(doctor.loop_copies(f, key, boards, min_bytes=trees))} operations on whole trees in loops")
+        print(f"{name}: {len(doctor.loop_copies(f, min_bytes=trees)(key, boards))} operations on whole trees in loops")
     print("\nMicroseconds of a simulation:\n\nsimulations  plain JAX   in_place  plain JAX / in_place")
     for n in sizes:
         plain, ours = (seconds(jax.jit(f), key, boards) / n * 1e6 for f in searches(n).values())

@@ -66,5 +66,13 @@ from jax_tensorarray._compat.transposes import (
     register_accumulating_transpose,
     scan_counts,
 )
-from jax_tensorarray._compat.watching import compilations, each_call
+from jax_tensorarray._compat.watching import (
+    JittedFunction,
+    compilations,
+    each_call,
+    function_of,
+    names_of_arguments,
+    results,
+    transformation_of,
+)
 from jax_tensorarray._compat.xla import barriers_hold, ffi_api_version, small_loops_are_quadratic

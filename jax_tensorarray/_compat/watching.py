@@ -4,15 +4,16 @@ import contextlib
 import functools
 import importlib
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import Jaxpr
 from jax.interpreters import mlir
 
 from jax_tensorarray._compat.first_use import first_use
-from jax_tensorarray._compat.jaxprs import closed
+from jax_tensorarray._compat.jaxprs import closed, opened
 from jax_tensorarray._compat.private import private_names
 
 #: Who wants to know of what JAX compiles, and what has been put aside for that.
@@ -39,6 +40,8 @@ def compilations(seen: Callable[[str, Any, Any], None]) -> Iterator[None]:
             _watchers.remove(seen)
             while _unwatched and not _watchers:
                 setattr(*_unwatched.pop())
+            if not _watchers:
+                _traced.clear()
 
 
 def _watch_compilations() -> None:
@@ -65,21 +68,157 @@ def _watch_compilations() -> None:
             seen(name, None if jaxpr is None else closed(jaxpr), executable)
         return executable
 
+    tracing = importlib.import_module("jax._src.pjit")
+    trace = getattr(tracing, "_trace_for_jit", None)
+
+    def trace_and_remember(fun: Any, info: Any, *rest: Any) -> Any:
+        params = trace(fun, info, *rest)  # type: ignore[misc]
+        with contextlib.suppress(Exception):  # the program goes on
+            args, kwargs = rest[-2:]
+            _remember(fun, info, args, kwargs, params)
+        return params
+
     for owner, name, wrapped in (
         (lowering, "lower_jaxpr_to_module", lower_and_keep),
         (compiling, "compile_or_get_cached", compile_and_tell),
+        *([] if trace is None else [(tracing, "_trace_for_jit", trace_and_remember)]),
     ):
         _unwatched.append((owner, name, getattr(owner, name)))
         setattr(owner, name, wrapped)
 
 
+class JittedFunction(NamedTuple):
+    """A Python function that JAX has traced for `jax.jit`, with the types of its arguments.
+
+    `args` and `kwargs` are the arguments of the call, with a `jax.ShapeDtypeStruct` for each array or number that JAX
+    traces. The arguments numbered `static` are constants, and so are the arguments by the names `static_names`. `names`
+    are JAX's names of the traced arrays, such as "state['h']".
+    """
+
+    fun: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    static: Sequence[int]
+    static_names: Sequence[str]
+    names: Sequence[str]
+
+
+#: So many functions are remembered between their tracing and their compilation.
+_REMEMBERED = 64
+
+
+#: The functions that JAX has traced while somebody watches, with their sources.
+_traced: deque[tuple[Any, JittedFunction]] = deque(maxlen=_REMEMBERED)
+
+
+def function_of(jaxpr: Jaxpr) -> JittedFunction | None:
+    """Return the function of a program that JAX has compiled in a block of `compilations`, if `jax.jit` has traced it.
+
+    There is no public way from a program to its function. JAX names the source and the arguments in the jaxpr, and the
+    last function with this source and these arguments is the one. Without the private names nothing is found. A program
+    that JAX makes of a jitted function, such as its gradient, has no names of arguments and is not found.
+    """
+    info: Any = getattr(opened(jaxpr), "debug_info", None)
+    names = names_of_arguments(jaxpr)
+    if not names or None in names:
+        return None
+    for source, function in reversed(_traced):
+        if source == info.func_src_info and set(names) <= set(function.names):
+            return function
+    return None
+
+
+def names_of_arguments(jaxpr: Jaxpr) -> Sequence[str]:
+    """Return JAX's names of the arguments of a jaxpr, which are not documented. Without them the result is empty."""
+    return getattr(getattr(opened(jaxpr), "debug_info", None), "arg_names", None) or ()
+
+
+def _remember(fun: Any, info: Any, args: Any, kwargs: Any, params: Any) -> None:
+    """Remember a function that `jax.jit` has traced for a call outside of all transformations.
+
+    JAX jits an operation of its own to run it outside of `jit`. That is no function of the user.
+    """
+    leaves = jax.tree.leaves((args, kwargs))
+    if fun.__module__ == "jax._src.dispatch" or any(isinstance(x, jax.core.Tracer) for x in leaves):
+        return
+    static, named = info.static_argnums, info.static_argnames
+    types = tuple(x if k in static else _types(x) for k, x in enumerate(args))
+    types_by_name = {name: x if name in named else _types(x) for name, x in kwargs.items()}
+    source = opened(params.params["jaxpr"]).debug_info.func_src_info
+    _traced.append((source, JittedFunction(fun, types, types_by_name, static, named, params.arg_names)))
+
+
+def _types(tree: Any) -> Any:
+    """Return a pytree with the types of its arrays and numbers."""
+
+    def of(x: Any) -> jax.ShapeDtypeStruct:
+        aval = jax.typeof(x)
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+    return jax.tree.map(of, tree)
+
+
+#: The functions that transformations of JAX return, by the names in their code.
+_TRANSFORMATIONS = {"grad_f": "jax.grad", "value_and_grad_f": "jax.value_and_grad", "vmap_f": "jax.vmap"}
+
+
+def transformation_of(fun: Any) -> tuple[str, Any]:
+    """Return the transformation of JAX that has returned a function, such as "jax.grad", and its argument.
+
+    Only the code of such a function says so. For any other function the text is empty, and the argument is `fun`.
+    """
+    inner = fun
+    while (code := getattr(inner, "__code__", None)) is not None and hasattr(inner, "__wrapped__"):
+        folder, _, name = code.co_filename.replace("\\", "/").rpartition("/")
+        if not folder.endswith("jax/_src"):
+            break
+        if name == "api.py" and code.co_name in _TRANSFORMATIONS:
+            return _TRANSFORMATIONS[code.co_name], inner.__wrapped__
+        inner = inner.__wrapped__
+    return "", fun
+
+
+@contextlib.contextmanager
+def results(seen: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Call `seen(function, results)` after every call of a jitted function in a block.
+
+    The first call of each program is Python code inside of JAX, and the hook of `each_call` has the others. Without the
+    private names the first calls are missed.
+    """
+    module = importlib.import_module("jax._src.pjit")
+    run = getattr(module, "_run_python_pjit", None)
+
+    def called(function: Any, args: Any, kwargs: Any, results: Any) -> None:
+        seen(function, results)
+
+    def run_and_tell(params: Any, args_flat: Any, fun: Any, *rest: Any) -> Any:
+        outs = run(params, args_flat, fun, *rest)  # type: ignore[misc]
+        each_call(called)  # JAX may have left `debug_nans` while it traced the function
+        with contextlib.suppress(Exception):  # the program goes on
+            if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(outs[0])):
+                seen(fun, outs[0])
+        return outs
+
+    if run is not None:
+        module._run_python_pjit = run_and_tell  # type: ignore[attr-defined]
+    end = each_call(called)
+    try:
+        yield
+    finally:
+        end()
+        if run is not None:
+            module._run_python_pjit = run  # type: ignore[attr-defined]
+
+
 #: Who counts calls, and what was there before they did.
-_callers: list[Callable[[Any, Any, Any], None]] = []
+_callers: list[Callable[[Any, Any, Any, Any], None]] = []
 _hook_before: list[Any] = []
 
 
-def each_call(called: Callable[[Any, Any, Any], None]) -> Callable[[], None]:
-    """Call `called(function, args, kwargs)` after every call of a compiled function, until the result is called.
+def each_call(called: Callable[[Any, Any, Any, Any], None]) -> Callable[[], None]:
+    """Call `called(function, args, kwargs, results)` after every call of a compiled function.
+
+    It ends when the function that `each_call` returns is called.
 
     The first call of each program, which compiles it, is left out. JAX makes the others without Python, and has a hook
     behind them for its own search for NaNs, which is private. It takes less than a microsecond. Without it nothing is
@@ -113,7 +252,7 @@ def each_call(called: Callable[[Any, Any, Any], None]) -> Callable[[], None]:
 def _tell_of_call(function: Any, args: Any, kwargs: Any, results: Any) -> None:
     for caller in _callers:
         try:  # noqa: SIM105  # the program goes on; `contextlib.suppress` would take longer than all else
-            caller(function, args, kwargs)
+            caller(function, args, kwargs, results)
         except Exception:
             pass
     if _hook_before and _hook_before[0] is not None:

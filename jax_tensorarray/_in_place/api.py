@@ -72,7 +72,7 @@ def in_place(
     range mean what they mean in JAX.
 
     Any other operation stays as it was. `jax_tensorarray.doctor.explain(fun)(...)` says why, and
-    `jax_tensorarray.doctor.loop_copies(in_place(fun), ...)` lists what still copies.
+    `jax_tensorarray.doctor.loop_copies(in_place(fun))(...)` lists what still copies.
 
     Of the leaves of the arguments, `in_place` traces arrays (NumPy's too). It traces a float or a complex number that
     is an argument or stands in a list, a tuple or a dict, as `jax.jit` does; in any other node, such as a module of

@@ -1,48 +1,68 @@
 """What to do about a loop that copies a buffer."""
 
-import sys
+#: The causes that `in_place` removes. The others are about row ops, or about work that the program asks for.
+REMOVED_BY_IN_PLACE = frozenset(
+    {
+        "swapped",
+        "twice",
+        "layout",
+        "checkpoint",
+        "select_vmap",
+        "select",
+        "gradient",
+        "beside",
+        "whole",
+        "sum",
+        "kept",
+    }
+)
 
-#: What to do, by the cause.
+#: What to do, by the cause. Each begins with `in_place` if `in_place` removes the cause.
 ADVICE = {
-    "swapped": "The buffer changes its place in the carry (`return (b, a)`), which moves it in memory. Keep each in "
-    "its place: exchange rows, or let the number of the step say which of two is read and which written.",
-    "twice": "The loop carries one buffer in several places (`return new, new`), and XLA copies what has been written "
-    "for each of them. Carry it once, and use it where the others are used. in_place does so.",
-    "layout": "{} needs the axes of the buffer in another order than the loop keeps them in, so XLA moves all "
-    "of it in every step. Keep it in the order of the product: for einsum('bhd,blhd->bhl', q, cache) as "
-    "[batch, heads, length, dim], not as [batch, length, heads, dim]. in_place does so.",
-    "checkpoint": "jax.checkpoint runs the body again in the backward pass, for which each step keeps the whole "
-    "buffer. Read by ta_read, write by ta_write, and give it the policy checkpoint_policies.save_reads.",
-    "select_vmap": "jax.vmap of a cond or a while_loop whose predicate is batched runs both sides. It selects between "
-    "whole buffers or, where they are only read, between their gradients, and copies what all examples share. Read "
-    "rows by ta_read(b, i) and write them by ta_write(b, i, x), which are masked instead.",
-    "select": "A select (jnp.where, lax.select, or a plain write or read whose index may be out of range) touches all "
-    "rows. In place of jnp.where(p, new_buffer, buffer) use ta_write(buffer, i, x, where=p), and ta_read for reads. "
-    "If an example starts again (`jnp.where(done, first, state)`), make `first` before the loop: what is made anew in "
-    "every step is computed in every step.",
-    "gradient": "The transpose of a plain write (`.at[i].set`) takes a row out of the cotangent and the transpose of a "
-    "plain read (`b[i]`) adds one to it, in no order that XLA knows. Write by ta_write(b, i, x), add by ta_add, and "
-    "read by ta_read(b, i); rows of another axis take axis=, and elements a tuple as index.",
-    "beside": "Something in the loop still uses the buffer from before this update, and XLA keeps a copy for it. Read "
-    "rows by ta_read(b, i) and write them by ta_write(b, i, x), which are put in an order that needs no copy; rows of "
-    "another axis take axis=, and elements a tuple as index.",
-    "ours": "This update is in place by itself, but something in the loop still uses the old buffer: plain indexing "
-    "(use ta_read), the whole of it, or a version from before the update. Read by ta_read, before the update.",
-    "whole": "{} computes with all rows of the buffer in every step, which takes its time whatever is done. The copy "
-    "beside it can go: compute with the buffer only after this update, or only before it, in what the new row is made "
-    "of. Read single rows by ta_read(b, i), and write by ta_write(b, i, x).",
-    "sum": "A cond or an inner loop that reads a few rows has a gradient of the size of the buffer, and so has a cond "
-    "that jax.vmap turns into a select. Read by ta_read(b, i), whose gradient is added in place.",
-    "anew": "The loop computes every row in every step. If that is what it should do, leave it; otherwise update the "
-    "rows that change, by ta_write, ta_add or ta_swap.",
-    "save": "Every step keeps the whole buffer: as a stacked output, or for the backward pass. With jax.checkpoint, "
-    "read by ta_read and give it the policy checkpoint_policies.save_reads. Stack rows rather than buffers.",
-    "kept": "The derivative of a step needs all of the buffer, so JAX keeps it for every step. Under in_place a loop "
-    "keeps the rows that a step overwrites, and puts them back; so do scan, fori_loop and while_loop of "
-    "jax_tensorarray if the buffer is written by ta_write. What a step overwrites as a whole is kept by all of them.",
-    "tape": "The body computes with the whole buffer, so the tape of the loop holds it for every step. With "
-    "residuals='undo', or 'auto' where that chooses it, the loop keeps the rows that a step overwrites: for this the "
-    "body has to write them by ta_write, ta_add or ta_swap.",
+    "swapped": "Put in_place around the function: it removes these copies. The loop returns a buffer at another "
+    "position of the carry (`return b, a`), so XLA moves the buffer. By hand: keep each buffer at its position, and "
+    "let the step number decide which buffer the step reads and which one it writes.",
+    "twice": "Put in_place around the function: it removes this copy. The loop carries one buffer several times "
+    "(`return new, new`), and XLA copies each update for each of them. By hand: carry the buffer once.",
+    "layout": "Put in_place around the function: it stores the buffer in the order that the product needs. {} needs "
+    "the axes of the buffer in another order, so XLA moves the whole buffer in every step. By hand: for "
+    "einsum('bhd,blhd->bhl', q, cache) store the cache as [batch, heads, length, dim].",
+    "checkpoint": "Put in_place around the function: it stores rows instead of buffers. jax.checkpoint runs the "
+    "body again in the backward pass, so each step stores the whole buffer. By hand: read with ta_read, write with "
+    "ta_write, and pass policy=checkpoint_policies.save_reads.",
+    "select_vmap": "Put in_place around the function: it masks single rows instead. jax.vmap of a cond or a "
+    "while_loop with a batched predicate runs both sides, and then selects between whole buffers or their "
+    "gradients. By hand: read with ta_read(b, i), and write with ta_write(b, i, x).",
+    "select": "Put in_place around the function: it writes one row with a mask instead. A select (jnp.where, "
+    "lax.select, or a plain read or write whose index may be out of range) computes every row. By hand: "
+    "ta_write(buffer, i, x, where=p) instead of jnp.where(p, new_buffer, buffer). If an example starts again "
+    "(`jnp.where(done, first, state)`), make `first` before the loop.",
+    "gradient": "Put in_place around the function: it gives the reads and writes of the backward pass an order that "
+    "needs no copy. The gradients of plain reads (`b[i]`) and plain writes (`.at[i].set`) change the cotangent "
+    "without such an order, so XLA copies it. By hand: read with ta_read(b, i), write with ta_write(b, i, x), and "
+    "add with ta_add(b, i, x).",
+    "beside": "Put in_place around the function: it reads before it writes, which needs no copy. The loop still "
+    "uses the buffer from before this update, so XLA keeps a copy of that version. By hand: read with ta_read(b, "
+    "i), and write with ta_write(b, i, x).",
+    "ours": "This row op needs no copy by itself, but the loop still uses the version of the buffer from before the "
+    "update. Read the rows of that version with ta_read before the update. If the index of the read depends on the "
+    "new version, compute the index from the value that you write.",
+    "whole": "Put in_place around the function: it removes this copy. {} reads every row of the buffer in every "
+    "step; that cost stays. By hand: let the step read the whole buffer only before this update or only after it.",
+    "sum": "Put in_place around the function: it adds only the rows. A cond or an inner loop that reads a few rows "
+    "has a gradient as large as the buffer, and XLA adds all of it. By hand: read with ta_read(b, i).",
+    "anew": "The loop computes every row in every step. If you want that, leave it. Otherwise update only the rows "
+    "that change, with ta_write, ta_add or ta_swap.",
+    "save": "Every step stores the whole buffer: as a stacked output, or for the backward pass. Stack the rows that "
+    "you need instead of the buffer. Under jax.checkpoint, read with ta_read and pass "
+    "policy=checkpoint_policies.save_reads.",
+    "kept": "Put in_place around the function: it stores only the rows that a step overwrites. The derivative of a "
+    "step needs the whole buffer, so JAX stores the buffer for every step. By hand: use scan, fori_loop or "
+    "while_loop of jax_tensorarray, and write with ta_write. A buffer that a step overwrites as a whole is stored "
+    "in any case.",
+    "tape": "The body computes with the whole buffer, so the tape of this loop stores the buffer for every step. "
+    "Give the loop residuals='undo': then it stores only the rows that a step overwrites. For this the body has to "
+    "write rows with ta_write, ta_add or ta_swap.",
 }
 
 #: The causes by the names that reports print. Each is a heading of `docs/reasons.md`, and stays the same.
@@ -66,43 +86,33 @@ NAMES = {
 
 #: What to do about an argument that is copied in every call.
 OF_ARGUMENTS = {
-    "not donated": "The program changes a few rows of {0}, and returns it. Without donation the old rows have to stay, "
-    "so XLA copies all of them first. If the old {0} is not needed after a call, donate it: jax.jit(f, "
-    "donate_argnums=...).",
-    "donated": "Something reads old rows of {0} beside the update, or a cond leaves it as it is in one branch: XLA "
-    "keeps a copy for that. Under in_place reads come first and branches write rows: jax.jit(in_place(f), "
-    "donate_argnums=...). Or read by ta_read, and write by ta_write(..., where=p) in place of the cond.",
-    "eager": "An update outside of jit copies the whole array. Jit all of the step and donate the array: jax.jit(f, "
-    "donate_argnums=...). A TensorArray is updated in place outside of jit too.",
-    "exchanged": "{0} comes back in the place of another argument of its type (`return b, a`), whose memory it then "
-    "gets. Return each argument in its place.",
+    "not donated": "The program changes a few rows of {0} and returns it. Without donation XLA must preserve the "
+    "old {0}, so it copies all rows first. If you do not need the old {0} after the call, donate it: pass "
+    "donate_argnums to jax.jit.",
+    "donated": "Put in_place under jax.jit, and keep the donation: in_place reads before it writes, and writes rows "
+    "in branches. XLA copies {0} because the program reads old rows beside the update, or because one branch of a "
+    "cond returns it unchanged. By hand: read with ta_read, and write with ta_write(..., where=p) instead of the "
+    "cond.",
+    "eager": "An update outside of jit copies the whole array. Put the whole step under jax.jit, and donate the "
+    "array with donate_argnums. A TensorArray is updated in place outside of jit too.",
+    "exchanged": "The program returns {0} at the position of another argument of its type (`return b, a`), and XLA "
+    "gives it the memory of that argument. Return each argument at its own position.",
 }
 
 #: What to do about a program that takes more time for each step the more steps there are, though nothing is copied.
 OF_GROWTH = (
-    "No loop copies a buffer and none computes with all rows, but a step takes longer, or more memory, the longer the "
-    "loop. A view that is made in the loop (`q.T[i]`, `q.astype(t)[i]`) may be made anew in every step: make it before "
-    "the loop. The gradient of a plain read (`b[i]`) may be an array as large as `b`: read by ta_read(b, i)."
+    "Put in_place around the function, if it helps above. No loop copies a buffer or computes with all rows, but the "
+    "time or the memory per step grows with the number of steps. The loop may compute a view (`q.T[i]`, "
+    "`q.astype(t)[i]`) again in every step: compute it before the loop. The gradient of a plain read (`b[i]`) may be "
+    "an array as large as `b`: read with ta_read(b, i)."
 )
 
-#: What to try if a program has been differentiated before `in_place` sees it.
+#: What to try if only the finished program, which may be a gradient, could be tried.
 OF_GRADIENT = (
-    "This was tried on the finished gradient. Write jax.grad(in_place(f)), or in_place around all that calls jax.grad: "
-    "then the loop is repaired before it is differentiated, which does more."
+    "The doctor tried in_place on the finished gradient. Put in_place around the function that jax.grad "
+    "differentiates, or around all that calls jax.grad: then in_place rewrites the loop before JAX differentiates it, "
+    "which does more."
 )
-
-#: The line that puts a program under `in_place`, by the framework that compiles it. The key is a module of that one.
-_LINES = {
-    "flax.nnx": ("Flax NNX", "nnx.jit(in_place(step))"),
-    "equinox": ("Equinox", "eqx.filter_jit(in_place(step))"),
-    "haiku": ("Haiku", "jax.jit(in_place(hk.transform(f).apply))"),
-}
-
-
-def line_to_write() -> str:
-    """Return the line that puts a program under `in_place`, also for each framework that has been imported."""
-    more = [f"{line} with {name}" for module, (name, line) in _LINES.items() if module in sys.modules]
-    return "; ".join(["jax.jit(jax_tensorarray.in_place(f))", *more])
 
 
 #: What to do about the loops of jaxlib 0.11.1: a line of prose, and a line to copy.

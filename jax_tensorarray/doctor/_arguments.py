@@ -3,8 +3,8 @@
 import linecache
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,24 +21,25 @@ from jax_tensorarray.doctor._text import dtype_of, grouped, readable, shape_of, 
 _EAGER = re.compile(r"HloModule jit_(scatter\w*|dynamic_update_slice),")
 
 
-class ArgumentCopy(NamedTuple):
-    """An argument that every call of a program copies whole, though it changes few of its rows, or none.
+@dataclass(frozen=True, kw_only=True)
+class ArgumentCopy:
+    """An argument that every call of a program copies as a whole, although the call changes at most a few of its rows.
 
     Attributes:
-      name: of the argument, as the program was called: `state['h']`.
-      dtype: of the array, by the name that JAX has for it.
-      shape: likewise.
-      num_bytes: its size.
-      donated: whether it is donated.
-      cause: `"not donated"`, `"donated"` (and copied all the same), `"exchanged"` (it comes back in the memory of
+      name: the argument, as the program was called: `state['h']`.
+      dtype: the element type of the array, by JAX's name.
+      shape: the shape of the array.
+      num_bytes: the size of the array.
+      donated: whether the argument is donated.
+      cause: `"not donated"`, `"donated"` (and copied all the same), `"exchanged"` (the call returns it in the memory of
         another donated argument) or `"eager"` (an update outside of jit, where no argument has a name).
-      times: how many copies a call makes.
-      calls: how often the program was called, None if this is not known.
-      file: where in Python the rows are changed, or None where XLA has lost track.
+      times: the number of copies per call.
+      calls: how often the program was called, or None if the doctor could not count.
+      file: the Python file that changes the rows, or None if XLA does not name it.
       line: the number of the line.
-      code: the text of that line, if the file can be read; else empty.
-      advice: what to do.
-      number: which argument of the program it is, of those that it uses.
+      code: the text of the line; empty if the file cannot be read.
+      advice: how to avoid the copy.
+      number: the position of the argument among those that the program uses.
     """
 
     name: str
@@ -66,9 +67,9 @@ class ArgumentCopy(NamedTuple):
 
 def what_is_copied(copy: ArgumentCopy) -> str:
     """Describe an argument that is copied, in one sentence without its end."""
-    what = "an array" if copy.cause == "eager" else f"argument {copy.name}"
+    what = "an array" if copy.cause == "eager" else f"the argument {copy.name}"
     array = f"{copy.dtype}[{', '.join(map(str, copy.shape))}]"
-    return f"a copy of {what}, {array}: {readable(copy.num_bytes * copy.times)} a call{_calls(', ', copy)}"
+    return f"a copy of {what}, {array}: {readable(copy.num_bytes * copy.times)} per call{_calls(', ', copy)}"
 
 
 def alike(copies: Sequence[ArgumentCopy]) -> list[list[ArgumentCopy]]:
@@ -93,11 +94,11 @@ def headline_of_arguments(copies: Sequence[ArgumentCopy]) -> str:
         names, verb, come = f"{names} and {number - 1} more", "are", "come"
     what = {
         "not donated": f"{names} {verb} not donated, and copied in every call",
-        "donated": f"{names} {verb} donated, and copied in every call all the same",
-        "exchanged": f"{names} {come} back in another place, and {verb} copied in every call",
+        "donated": f"{names} {verb} donated, but copied in every call all the same",
+        "exchanged": f"{names} {come} back at another position, and {verb} copied in every call",
         "eager": "an update outside of jit copies the whole array in every call",
     }[first.cause]
-    return f"{what}: {readable(sum(copy.cost for copy in copies))}{_calls(' in ', first) or ' a call'}"
+    return f"{what}: {readable(sum(copy.cost for copy in copies))}{_calls(' in ', first) or ' per call'}"
 
 
 def _calls(before: str, copy: ArgumentCopy) -> str:
@@ -150,7 +151,7 @@ class CountedProgram:
 
         What is not donated is left out if there was no other call: then it is not a state.
         """
-        return [copy._replace(calls=self.calls) for copy in copies if copy.donated or self.calls > 1]
+        return [replace(copy, calls=self.calls) for copy in copies if copy.donated or self.calls > 1]
 
 
 class Calls:
@@ -185,7 +186,7 @@ class Calls:
         if self._end is not None:
             self._end()
 
-    def _called(self, function: Any, args: Any, kwargs: Any) -> None:
+    def _called(self, function: Any, args: Any, kwargs: Any, results: Any) -> None:
         name = getattr(function, "__name__", "")  # what is compiled ahead of time has none
         if name and name not in self._names:
             return

@@ -1,4 +1,4 @@
-"""The command `python -m jax_tensorarray.doctor`: run a program, examine what it compiles, report, and repair it."""
+"""The command `python -m jax_tensorarray.doctor`: run a program, examine what it compiles, and report."""
 
 import argparse
 import contextlib
@@ -6,57 +6,57 @@ import functools
 import json
 import os
 import runpy
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import jax
 import jax.monitoring
 
 from jax_tensorarray._in_place.jit import jit_in_place
 from jax_tensorarray._in_place.package import PackageHook, in_place_package
-from jax_tensorarray.doctor import _trace
+from jax_tensorarray.doctor import _compare, _trace
 from jax_tensorarray.doctor._copies import MIN_BYTES
 from jax_tensorarray.doctor._page import fragment, html, html_of_two
 from jax_tensorarray.doctor._programs import SLOWER
 from jax_tensorarray.doctor._report import WIDTH
+from jax_tensorarray.doctor._text import counted, wrapped
 from jax_tensorarray.doctor._watch import Report, watch
+from jax_tensorarray.doctor._why import why
 
 #: After a run of more seconds than this, no program is run again for timing.
 _LONG = 60
 
-#: Seconds by which two runs of a program may differ because of what they import.
+#: Seconds by which two runs of a program may differ because of their imports.
 _IMPORTS = 0.5
 
-#: Set in the process started by `--heal`, in which every function is jitted under `in_place`: the names of the packages
-#: in which something has been found.
-_HEAL = "JAX_TENSORARRAY_HEAL"
+_DESCRIPTION = """\
+Run a program unchanged, and report which of its loops copy whole buffers, which
+arguments each call copies, on which lines, and what in_place makes of them. The
+report goes to standard error. The output and the exit status are the program's.
+"""
+
+_EXAMPLES = """\
+examples:
+  {prog} train.py --steps 1000
+  {prog} --html report.html -m package.train
+  {prog} --compare train.py --steps 10
+  {prog} --why whole-select
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `python -m jax_tensorarray.doctor [options] SCRIPT [ARGS...]`, or `-m MODULE`. Return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jax_tensorarray.doctor",
-        description="Run a program, and report which of its loops copy whole buffers, which arguments are copied in "
-        "every call, where, and what in_place makes of them. The report goes to standard error.",
-    )
-    parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is the name of a module")
-    parser.add_argument("--fail", action="store_true", help="exit with 1 if something is listed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there as well")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with excerpts of the source and bars")
-    parser.add_argument("--trace", type=Path, metavar="DIR", help="write a folder there to attach to a bug report")
-    parser.add_argument("--min-bytes", type=int, default=MIN_BYTES, metavar="N", help="leave smaller buffers out")
-    parser.add_argument("--no-trial", action="store_true", help="do not try in_place")
-    parser.add_argument("--heal", action="store_true", help="run the program again, with all that it jits in place")
-    parser.add_argument("--fragment", type=Path, help=argparse.SUPPRESS)  # for a page that has two reports
-    parser.add_argument("script", metavar="SCRIPT")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
+    parser = _parser()
     options = parser.parse_args(arguments)
+    if options.why is not None:
+        return _explained(options.why, parser.error)
+    if options.script is None:
+        parser.error("the following arguments are required: SCRIPT")
     if options.min_bytes < 0:
         parser.error("--min-bytes must not be negative")
     if not options.module and not Path(options.script).is_file():
@@ -64,27 +64,76 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for option, file in (("--json", options.json), ("--html", options.html)):
         if file and (file.is_dir() or not file.absolute().parent.is_dir()):
             parser.error(f"{option}: cannot write {file}: {'it is a folder' if file.is_dir() else 'no such folder'}")
-    if options.trace and (why := _trace.why_not(options.trace)):
-        parser.error(f"--trace: {why}")
-    return _compared(options) if options.heal else _inspected(options)
+    if options.trace and (reason := _trace.why_not(options.trace)):
+        parser.error(f"--trace: {reason}")
+    return _compared(options) if options.compare else _examined(options)
 
 
-def _inspected(options: argparse.Namespace) -> int:
+def _parser() -> argparse.ArgumentParser:
+    called = Path(sys.argv[0]).name if sys.argv else ""
+    prog = called if called == "jax-tensorarray-doctor" else "python -m jax_tensorarray.doctor"
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=f"{prog} [options] SCRIPT [ARGS ...]\n       {prog} [options] -m MODULE [ARGS ...]\n"
+        f"       {prog} --why TAG",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES.format(prog=prog),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("script", metavar="SCRIPT", nargs="?", help="the program: a Python file, or with -m a module")
+    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="the arguments of the program")
+    parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is the name of a module")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="run the program unchanged, and again with all that it jits under in_place, and compare values and times; "
+        "exit with 1 if values differ",
+    )
+    parser.add_argument("--why", metavar="TAG", help="explain a name in brackets of a report, and exit")
+    parser.add_argument("--fail", action="store_true", help="exit with 1 if something is listed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to a file")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with excerpts of the source and bars")
+    parser.add_argument("--trace", type=Path, metavar="DIR", help="write a folder to attach to a bug report")
+    parser.add_argument("--min-bytes", type=int, default=MIN_BYTES, metavar="N", help="ignore smaller buffers")
+    parser.add_argument("--no-trial", action="store_true", help="do not try in_place, which compiles again")
+    # What `--compare` tells the two processes that it starts.
+    parser.add_argument("--fragment", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rewrite", help=argparse.SUPPRESS)
+    return parser
+
+
+def _explained(tag: str, error: Any) -> int:
+    """Print the section of a tag."""
+    try:
+        print(why(tag))
+    except (LookupError, FileNotFoundError) as failure:
+        _refuse(error, f"--why: {failure}")
+    return 0
+
+
+def _refuse(error: Any, text: str) -> NoReturn:
+    error(text)
+    raise AssertionError
+
+
+def _examined(options: argparse.Namespace) -> int:
     out = sys.stderr
     started = time.perf_counter()
     with contextlib.ExitStack() as around:
         report = around.enter_context(watch(min_bytes=options.min_bytes))
         programs = around.enter_context(_trace.recorded()) if options.trace else []
         compiled = around.enter_context(_compiling())
-        hooks = around.enter_context(_healed(os.environ[_HEAL].split())) if _HEAL in os.environ else []
+        recorder = around.enter_context(_compare.recorded(options.record))
+        hooks = [] if options.rewrite is None else around.enter_context(_rewritten(options.rewrite.split()))
         status = _run(options)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started - (recorder.seconds if recorder else 0.0)
     if not options.no_trial:
         report.try_in_place(timed=seconds < _LONG, progress=functools.partial(_progress, out))
     print(f"\n{report.text(out.isatty() and 'NO_COLOR' not in os.environ)}", file=out)
     if options.json:
         more: dict[str, Any] = {"seconds": seconds, "compiling": _covered(compiled), "status": status}
-        more |= {"packages": _packages(report), "healed": [hook.name for hook in hooks if hook.found]}
+        more |= {"packages": _packages(report), "rewritten": [hook.name for hook in hooks if hook.found]}
         options.json.write_text(json.dumps(report.as_json() | more))
     if options.html:
         options.html.write_text(html(report, options.script), encoding="utf-8")
@@ -163,60 +212,85 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
+_RUNS = ("unchanged", "under in_place")
+
+#: The columns of a label, such as "values:".
+_LABEL = 10
+
+
 def _compared(options: argparse.Namespace) -> int:
-    """Run the program as it is, and with everything it jits under `in_place`, each in a process of its own."""
+    """Run the program unchanged, and with all that it jits under `in_place`, each in a process of its own."""
+    out = sys.stderr
     found: list[dict[str, Any]] = []
-    fragments = []
-    packages: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in ("as it is", "under in_place"):
-            print(f"\n--- {options.script}, {name}", file=sys.stderr, flush=True)
-            file, part = Path(folder) / "report.json", Path(folder) / "report.html"
+    fragments, folders, outputs = [], [], []
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in _RUNS:
+            print(f"\n--- {options.script}, {name}", file=out, flush=True)
+            folder = Path(temporary) / str(len(found))
+            folder.mkdir()
+            file, part = folder / "report.json", folder / "report.html"
             command = [sys.executable, "-m", "jax_tensorarray.doctor", "--no-trial", "--json", str(file)]
-            command += ["--min-bytes", str(options.min_bytes), "--fragment", str(part), *["-m"] * options.module]
-            if options.trace and not found:
-                command += ["--trace", str(options.trace)]
-            more = {_HEAL: " ".join(packages)} if found else {}
-            status = subprocess.call([*command, options.script, *options.arguments], env=os.environ | more)
-            if not file.exists():
+            command += ["--min-bytes", str(options.min_bytes), "--fragment", str(part), "--record", str(folder)]
+            command += ["--rewrite", " ".join(found[0]["packages"])] if found else []
+            command += ["--trace", str(options.trace)] if options.trace and not found else []
+            status, output = _compare.run([*command, *["-m"] * options.module, options.script, *options.arguments])
+            if status or not file.exists():
+                ended = f"the program ended with status {status} {name}"
+                before = " and with status 0 unchanged" if found else ""
+                print(f"\n--- {options.script}: {ended}{before}. Nothing was compared.", file=out)
                 return status or 1
             found.append(json.loads(file.read_text()))
             fragments.append(part.read_text(encoding="utf-8"))
-            packages = found[0]["packages"]
-            file.unlink()
-            if status:
-                return status
-    as_is, healed = found
-    (before, left), (arguments, arguments_left) = (
-        [sum(len(case[what]) for case in run["cases"]) for run in found] for what in ("copies", "arguments")
-    )
-    compiling = as_is["compiling"], healed["compiling"]
-    seconds = as_is["seconds"] - compiling[0], healed["seconds"] - compiling[1]
-    counted = [f"{before} operations on whole buffers in loops as it is, {left} under in_place"]
-    if arguments:
-        are = "arguments are" if arguments > 1 else "argument is"
-        counted.append(f"{arguments} {are} copied in every call as it is, {arguments_left} under in_place")
-    operations = "; ".join(counted if before or left else counted[-1:])
-    times = f"{seconds[0]:.1f} s as it is, {seconds[1]:.1f} s under in_place"
-    times += f", plus {compiling[0]:.1f} s and {compiling[1]:.1f} s of compilation"
-    slower = seconds[1] > max(SLOWER * seconds[0], seconds[0] + _IMPORTS)
-    lines = [f"slower, {times}", operations] if slower else [operations, times]
-    print(f"\n--- {options.script}: {lines[0]};\n    {lines[1]}.", file=sys.stderr)
-    for package in healed["healed"]:
+            folders.append(folder)
+            outputs.append(output)
+        values = _compare.compared(folders, outputs)
+    unchanged, rewritten = found
+    lines = [*_costs(unchanged, rewritten), *values.lines()]
+    print(f"\n--- {options.script}:", file=out)
+    for line in lines:
+        label, said = line[:_LABEL], line[_LABEL:]
+        print("\n".join(wrapped(said, f"    {label}", WIDTH)), file=out)
+    for package in rewritten["rewritten"]:
         print(
             f"    To keep what {package} gains, begin with jax_tensorarray.in_place_package({package!r}).",
-            file=sys.stderr,
+            file=out,
         )
     if options.json:
-        options.json.write_text(json.dumps({"as it is": as_is, "under in_place": healed}))
+        runs: dict[str, Any] = dict(zip(_RUNS, found, strict=True))
+        options.json.write_text(json.dumps(runs | {"compared": values._asdict()}))
     if options.html:
-        page = html_of_two(fragments[0], fragments[1], options.script, f"{lines[0]}; {lines[1]}.", seconds)
+        seconds = _seconds(unchanged), _seconds(rewritten)
+        page = html_of_two(fragments[0], fragments[1], options.script, lines, seconds)
         options.html.write_text(page, encoding="utf-8")
-    return int(options.fail and bool(healed["cases"]))
+    return int(bool(values.difference) or (options.fail and bool(rewritten["cases"])))
+
+
+def _seconds(run: dict[str, Any]) -> float:
+    """Return how long a run took besides compilation."""
+    return float(run["seconds"] - run["compiling"])
+
+
+def _costs(unchanged: dict[str, Any], rewritten: dict[str, Any]) -> list[str]:
+    """Say what the two runs copied and how long they took. What got slower comes first."""
+    (before, left), (arguments, arguments_left) = (
+        [sum(len(case[what]) for case in run["cases"]) for run in (unchanged, rewritten)]
+        for what in ("copies", "arguments")
+    )
+    copies = [f"{counted(before, 'operation')} on whole buffers in loops unchanged, {left} under in_place"]
+    if arguments:
+        are = "arguments are" if arguments > 1 else "argument is"
+        copies.append(f"{arguments} {are} copied in every call unchanged, {arguments_left} under in_place")
+    operations = "copies:   " + "; ".join(copies if before or left else copies[-1:])
+    seconds = _seconds(unchanged), _seconds(rewritten)
+    is_slower = seconds[1] > max(SLOWER * seconds[0], seconds[0] + _IMPORTS)
+    times = f"{seconds[0]:.1f} s unchanged, {seconds[1]:.1f} s under in_place"
+    times += f", plus {unchanged['compiling']:.1f} s and {rewritten['compiling']:.1f} s of compilation"
+    lines = [f"times:    {'slower, ' * is_slower}{times}", operations]
+    return lines if is_slower else lines[::-1]
 
 
 @contextlib.contextmanager
-def _healed(packages: Sequence[str]) -> Iterator[list[PackageHook]]:
+def _rewritten(packages: Sequence[str]) -> Iterator[list[PackageHook]]:
     """Make `jax.jit` put every function under `in_place`, and those of packages too, wherever they have it from."""
     jit, jax.jit = jax.jit, jit_in_place
     try:

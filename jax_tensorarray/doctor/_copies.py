@@ -1,6 +1,7 @@
 """Find what makes a loop quadratic: the whole buffers that it copies in every step."""
 
 import contextlib
+import functools
 import itertools
 import linecache
 import math
@@ -8,8 +9,9 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import jax
 
@@ -17,10 +19,11 @@ from jax_tensorarray import in_place
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray._in_place import arguments
 from jax_tensorarray.doctor._advice import ADVICE, NAMES
 from jax_tensorarray.doctor._arguments import ArgumentCopy, alike, argument_copies, sentences
 from jax_tensorarray.doctor._kept import LISTED, Kept, in_all, kept_for_gradient, worth_listing
-from jax_tensorarray.doctor._text import dtype_of, readable, shape_of, where, wrapped
+from jax_tensorarray.doctor._text import dtype_of, more_about, readable, shape_of, where, wrapped
 
 #: Smaller buffers are ignored by default.
 MIN_BYTES = 4096
@@ -32,7 +35,7 @@ _WHAT = {
     "copy": "a copy of the buffer",
     "select": "a select between two whole buffers",
     "sum": "a sum of two whole buffers, one with few rows that are not zero",
-    "anew": "an operation that makes every row of the buffer anew",
+    "anew": "an operation that computes every row of the buffer",
     "save": "a write of the whole buffer into another array",
     "broadcast": "a copy of the buffer for each of several examples",
 }
@@ -43,7 +46,8 @@ _COMPUTATION = {"dot": "A product (einsum, dot or @)", "reduce": "A sum or anoth
 _JITTED = type(jax.jit(lambda: None))
 
 
-class LoopCopy(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class LoopCopy:
     """An operation that touches all of a buffer in every step of a loop.
 
     Attributes:
@@ -79,8 +83,8 @@ class LoopCopy(NamedTuple):
     reason: str = ""
 
     def __str__(self) -> str:
-        a_step = "" if self.for_gradient else f", {readable(self.num_bytes)} a step"
-        return f"{where(self.file, self.line)}: {what_it_is(self)}{a_step}"
+        per_step = "" if self.for_gradient else f", {readable(self.num_bytes)} per step"
+        return f"{where(self.file, self.line)}: {what_it_is(self)}{per_step}"
 
 
 def cost(copy: LoopCopy) -> int:
@@ -122,15 +126,16 @@ class LoopCopies(list[LoopCopy]):
     arguments: Sequence[ArgumentCopy] = ()
 
     def __str__(self) -> str:
-        return "\n".join([*self._of_loops(), *self._of_arguments(), *self._of_memory()])
+        more = more_about(copy.reason for copy in self)
+        return "\n".join([*self._of_loops(), *self._of_arguments(), *self._of_memory(), *([""] if more else []), *more])
 
     def _of_loops(self) -> list[str]:
         if not self:
             smaller = f", but for {self.smaller} smaller than min_bytes" if self.smaller else ""
-            return [f"No loop copies a buffer that it carries, or makes all of it anew{smaller}."]
+            return [f"No loop copies a buffer that it carries, or computes all of it again{smaller}."]
         total = sum(copy.num_bytes for copy in self)
         number = f"{len(self)} operations on whole buffers" if len(self) > 1 else "1 operation on a whole buffer"
-        lines = [f"{number} in loops, {readable(total)} a step:"]
+        lines = [f"{number} in loops, {readable(total)} per step:"]
         for advice in dict.fromkeys(map(advice_of, self)):
             places = Counter((str(copy), copy.code) for copy in self if advice_of(copy) == advice)
             lines.append("")
@@ -161,35 +166,34 @@ class LoopCopies(list[LoopCopy]):
 
 
 def loop_copies(
-    f: Callable[..., Any], *args: Any, min_bytes: int = MIN_BYTES, platform: str | None = None
-) -> LoopCopies:
-    """List the operations in the loops of any JAX function that touch a whole buffer in every step.
+    fun: Callable[..., object], *, min_bytes: int = MIN_BYTES, platform: Literal["cpu", "cuda", "tpu"] | None = None
+) -> Callable[..., LoopCopies]:
+    """Return a function that lists the operations in the loops of `fun` that touch a whole buffer in every step.
 
-    A loop of T steps is quadratic if it copies a buffer of T rows. `f` is compiled for `args`, not run, and the
-    compiled loops are examined: `lax.scan`, `fori_loop`, `while_loop` and the loops of this library, loops nested in
-    them, and the loops of backward passes if `f` is a gradient.
+    A loop of T steps takes quadratic time if it copies a buffer of T rows in every step. The returned function takes
+    the arguments of `fun`, or `jax.ShapeDtypeStruct`s instead of arrays. It compiles `fun` without running it, and
+    examines the compiled loops: `lax.scan`, `fori_loop`, `while_loop` and the loops of this library, loops nested in
+    them, and the loops of backward passes if `fun` is a gradient.
 
-    A *buffer* is an array that the loop carries and that something in the loop reads or updates by rows, at an index
-    known only at run time. An array that the loop computes as a whole, such as the state of a recurrent network, is
-    not a buffer, and neither is a stacked output or an input of `lax.scan`.
+    A *buffer* is an array that the loop carries, and that the loop reads or updates by rows, at an index that is known
+    only at run time. An array that the loop computes as a whole, such as the state of a recurrent network, is not a
+    buffer. Stacked outputs and inputs of `lax.scan` are not buffers either.
 
     Args:
-      f: a function of arrays, or pytrees of them, jitted or not. For a gradient give `jax.grad(f)`. Bind keyword
-        arguments with `functools.partial`.
-      args: its arguments: arrays, or `jax.ShapeDtypeStruct`s. Small ones will do, but XLA makes no loop of one step.
-      min_bytes: buffers smaller than this are left out, and only counted. A small example, with 0, shows what a large
-        one does.
-      platform: None for the one that `f` runs on here, or `"cpu"`, `"cuda"` (an H100) or `"tpu"` (a v5e). No such
-        device is needed: XLA's compiler for it is enough. Arrays divided among devices are taken for whole ones.
+      fun: a function of arrays, or pytrees of them, jitted or not. For a gradient give `jax.grad(f)`.
+      min_bytes: smaller buffers are counted, but not listed. With 0, small arguments show the same as large ones.
+      platform: None for the platform that `fun` runs on here, or `"cpu"`, `"cuda"` (an H100) or `"tpu"` (a v5e). No
+        such device is needed, only XLA's compiler for it. Arrays divided among devices are taken for whole ones.
 
     Returns:
-      A list of `LoopCopy`, empty where every loop is in place. `print` shows it as a report.
+      A function that returns a `LoopCopies`, a list of `LoopCopy`. The list is empty if every loop is in place, and
+      prints as a report.
 
     Raises:
-      TypeError: `f` is not a function, or `min_bytes` is not an integer.
+      TypeError: `fun` is not a function, or `min_bytes` is not an integer.
       ValueError: `min_bytes` is negative, or there is no such `platform`.
-      ImportError: XLA's compiler for `platform` is not installed, or JAX, which has been used before, did not find the
-        libraries of CUDA and has left it out. The message says how to install it, or what to set and when.
+      ImportError: (in a call) XLA's compiler for `platform` is not installed, or JAX was used before and did not find
+        the libraries of CUDA. The message says how to install it, or which variable to set and when.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import ta_write
@@ -197,16 +201,16 @@ def loop_copies(
     >>> def cumulated(write, xs):
     ...     return jax.lax.fori_loop(1, 20, lambda i, ys: write(ys, i, jnp.sin(xs[i])), xs).sum()
     >>> xs = jax.ShapeDtypeStruct((20, 64), jnp.float32)
-    >>> plain = loop_copies(jax.grad(lambda xs: cumulated(lambda ys, i, x: ys.at[i].set(x), xs)), xs)
+    >>> plain = loop_copies(jax.grad(lambda xs: cumulated(lambda ys, i, x: ys.at[i].set(x), xs)))(xs)
     >>> plain[0].kind, plain[0].dtype, plain[0].shape, plain[0].in_gradient
     ('copy', 'float32', (20, 64), True)
-    >>> print(loop_copies(jax.grad(lambda xs: cumulated(ta_write, xs)), xs))
-    No loop copies a buffer that it carries, or makes all of it anew.
+    >>> print(loop_copies(jax.grad(lambda xs: cumulated(ta_write, xs)))(xs))
+    No loop copies a buffer that it carries, or computes all of it again.
     """
-    if not callable(f):
+    if not callable(fun):
         raise TypeError(
-            f"loop_copies: the first argument must be a function, not {type(f).__name__}. "
-            "Write loop_copies(f, x), not loop_copies(f(x))."
+            f"loop_copies: the first argument must be a function, not {type(fun).__name__}. "
+            "Write loop_copies(f)(x), not loop_copies(f(x))."
         )
     try:
         min_bytes = operator.index(min_bytes)
@@ -217,19 +221,25 @@ def loop_copies(
     if platform not in (None, *ahead.PLATFORMS):
         known = ", ".join(map(repr, ahead.PLATFORMS))
         raise ValueError(f"loop_copies: platform must be None or one of {known}, but it is {platform!r}.")
-    with lines_of_today():
-        compiled = _compiled(f, args, platform)
-        hlo = compiled.as_text() or ""
-        found = copies_in(hlo, min_bytes)
-        with contextlib.suppress(Exception):  # what is not known is left out
-            found.kept = kept_for_gradient((f if hasattr(f, "trace") else jax.jit(f)).trace(*args).jaxpr, min_bytes)
-        if isinstance(f, _JITTED):  # any other function is jitted elsewhere, perhaps with donated arguments
-            found.arguments = argument_copies(hlo, max(min_bytes, 1))
-        if any(copy.for_gradient for copy in found):
-            with contextlib.suppress(Exception):  # whatever it is, it is not an error of the program
-                after = _compiled(in_place(f), args, platform)
-                found.memory = _temporary(compiled), _temporary(after)
-    return found
+
+    @arguments.named_as(fun)
+    def of(*args: Any, **kwargs: Any) -> LoopCopies:
+        with lines_of_today():
+            compiled = _compiled(fun, args, kwargs, platform)
+            hlo = compiled.as_text() or ""
+            found = copies_in(hlo, min_bytes)
+            with contextlib.suppress(Exception):  # what is not known is left out
+                traced = (fun if hasattr(fun, "trace") else jax.jit(fun)).trace(*args, **kwargs)
+                with_kept(found, kept_for_gradient(traced.jaxpr, min_bytes))
+            if isinstance(fun, _JITTED):  # any other function is jitted elsewhere, perhaps with donated arguments
+                found.arguments = argument_copies(hlo, max(min_bytes, 1))
+            if any(copy.for_gradient for copy in found):
+                with contextlib.suppress(Exception):  # whatever it is, it is not an error of the program
+                    after = _compiled(in_place(fun), args, kwargs, platform)
+                    found.memory = _temporary(compiled), _temporary(after)
+        return found
+
+    return of
 
 
 def copies_in(hlo: str, min_bytes: int, findings: Sequence[hlo_buffers.Finding] | None = None) -> LoopCopies:
@@ -239,6 +249,23 @@ def copies_in(hlo: str, min_bytes: int, findings: Sequence[hlo_buffers.Finding] 
     kinds = {(finding.buffer, _special(finding) or finding.kind) for finding in findings}
     found = LoopCopies(_described(finding, kinds, frames) for finding in findings if counts(finding, min_bytes))
     found.smaller = sum(counts(finding, 0) for finding in findings) - len(found)
+    return found
+
+
+def with_kept(found: LoopCopies, kept: Sequence[Kept]) -> LoopCopies:
+    """Add the arrays that a gradient stores, and name their lines for the copies into them.
+
+    XLA names the line of the gradient for such a copy. JAX names the line that makes the array, or the loop's.
+    """
+    places: dict[Any, Kept] = {(k.dtype, k.shape, k.steps): k for k in kept}
+
+    def located(copy: LoopCopy) -> LoopCopy:
+        shape = copy.shape[1:] if copy.shape[:1] == (1,) else copy.shape
+        of = places.get((copy.dtype, shape, copy.steps)) if copy.for_gradient else None
+        return copy if of is None or of.file is None else replace(copy, file=of.file, line=of.line, code=of.code)
+
+    found[:] = map(located, found)
+    found.kept = kept
     return found
 
 
@@ -270,11 +297,11 @@ def _temporary(compiled: Any) -> int:
     return int(compiled.memory_analysis().temp_size_in_bytes)
 
 
-def _compiled(f: Callable[..., Any], args: Sequence[Any], platform: str | None) -> Any:
+def _compiled(fun: Any, args: Sequence[Any], kwargs: dict[str, Any], platform: str | None) -> Any:
     if platform is None:
-        return (f if hasattr(f, "lower") else jax.jit(f)).lower(*args).compile()
+        return (fun if hasattr(fun, "lower") else jax.jit(fun)).lower(*args, **kwargs).compile()
     try:
-        return ahead.compiled_for(platform, f, *args)
+        return ahead.compiled_for(platform, functools.partial(fun, **kwargs) if kwargs else fun, *args)
     except ImportError as error:
         raise ImportError(f"loop_copies: {error}") from None
 

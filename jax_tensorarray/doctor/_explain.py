@@ -3,8 +3,9 @@
 import linecache
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.extend import source_info_util
@@ -17,10 +18,11 @@ from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._types import Equation
 from jax_tensorarray.doctor._reasons import REASONS
-from jax_tensorarray.doctor._text import WIDTH, grouped, name_of_file, wrapped
+from jax_tensorarray.doctor._text import WIDTH, grouped, more_about, name_of_file, wrapped
 
 
-class Explained(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Explained:
     """What becomes of a read, a write or a select of rows under `in_place`.
 
     Attributes:
@@ -68,7 +70,7 @@ class Explanation(list[Explained]):
         stay = sum(x.times for x in self if not x.became)
         total = sum(x.times for x in self)
         lines = [f"Reads, writes and selects of rows: {total}. Left as they are: {stay or 'none'}."]
-        for (file, line, code), found in groupby(self, lambda x: x[:3]):
+        for (file, line, code), found in groupby(self, lambda x: (x.file, x.line, x.code)):
             where = f"{name_of_file(file)}:{line}" if file else "a line that JAX does not name"
             lines += ["", where, *([f"    {code}"[:WIDTH]] if code else [])]
             for alike in grouped(found, lambda x: x.reason).values():
@@ -76,9 +78,8 @@ class Explanation(list[Explained]):
                     times = sum(x.times for x in same)
                     lines += wrapped(text + (f" ({times} times)" if times > 1 else ""), "  ")
                 lines += wrapped(f"{alike[0].text} {alike[0].help}".strip(), "    ")
-        if any(x.reason for x in self):
-            lines += ["", "The names in brackets are headings of docs/reasons.md, with code before and after."]
-        return "\n".join(lines)
+        more = more_about(x.reason for x in self)
+        return "\n".join([*lines, *([""] if more else []), *more])
 
 
 def explain(
@@ -154,7 +155,7 @@ def _listed(notes: Sequence[explained.Remark]) -> Explanation:
     equations: dict[Explained, dict[int, set[int]]] = {}
     for note in notes:
         equations.setdefault(_described(note), {}).setdefault(id(note.jaxpr), set()).add(id(note.eqn))
-    found = [x._replace(times=max(map(len, of.values()))) for x, of in equations.items()]
+    found = [replace(x, times=max(map(len, of.values()))) for x, of in equations.items()]
     return Explanation(sorted(found, key=lambda x: (x.file or "", x.line or 0)))
 
 

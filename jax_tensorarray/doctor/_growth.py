@@ -4,6 +4,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -21,13 +22,14 @@ _ENOUGH, _SLOW, _LARGEST = 0.01, 20.0, 4**10
 _ALLOWED = 1.5
 
 
-class Growth(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Growth:
     """How the time and the memory of a function grow with its size, or with the number of steps.
 
     Attributes:
-      sizes: a size, and a larger one.
-      seconds: the shortest time of several runs, for each.
-      num_bytes: what XLA allocates for results and temporary arrays, for each.
+      sizes: the smaller and the larger size.
+      seconds: for each size, the shortest time of several runs.
+      num_bytes: for each size, the bytes that XLA allocates for results and temporary arrays.
     """
 
     sizes: tuple[int, int]
@@ -35,53 +37,56 @@ class Growth(NamedTuple):
     num_bytes: tuple[int, int]
 
     @property
-    def size(self) -> float:
-        """How many times as large the second size is."""
+    def size_ratio(self) -> float:
+        """The larger size, divided by the smaller one."""
         return self.sizes[1] / self.sizes[0]
 
     @property
-    def time(self) -> float:
-        """How many times as long it takes."""
+    def time_ratio(self) -> float:
+        """The time at the larger size, divided by the time at the smaller one."""
         return self.seconds[1] / self.seconds[0]
 
     @property
-    def memory(self) -> float:
-        """How many times as much memory it needs. What needs none does not grow."""
+    def memory_ratio(self) -> float:
+        """The memory at the larger size, divided by that at the smaller one; 1 if the function needs no memory."""
         return self.num_bytes[1] / self.num_bytes[0] if all(self.num_bytes) else 1.0
 
     @property
     def time_exponent(self) -> float:
-        """The power of the size that the time is: 1 if it is linear, 2 if quadratic."""
-        return math.log(self.time) / math.log(self.size)
+        """The exponent of the time as a power of the size: 1 if it is linear, 2 if it is quadratic."""
+        return math.log(self.time_ratio) / math.log(self.size_ratio)
 
     @property
     def memory_exponent(self) -> float:
-        """The power of the size that the memory is."""
-        return math.log(self.memory) / math.log(self.size)
+        """The exponent of the memory as a power of the size."""
+        return math.log(self.memory_ratio) / math.log(self.size_ratio)
 
     @property
     def is_too_much(self) -> bool:
-        """Whether time or memory are nearer to quadratic than to linear."""
-        return max(self.time, self.memory) > self.size**_ALLOWED
+        """Whether the time or the memory is nearer to quadratic than to linear."""
+        return max(self.time_ratio, self.memory_ratio) > self.size_ratio**_ALLOWED
 
     def as_json(self) -> dict[str, Any]:
         """Return the measures and the factors as numbers."""
-        return self._asdict() | {"size": self.size, "time": self.time, "memory": self.memory}
+        ratios = {name: getattr(self, name) for name in ("size_ratio", "time_ratio", "memory_ratio")}
+        return asdict(self) | ratios
 
     def __str__(self) -> str:
         return f"{self.of_size}, {self.of_time}, {self.of_memory}"
 
     @property
     def of_size(self) -> str:
-        return f"{factor(self.size)} times the steps"
+        return f"{factor(self.size_ratio)} times the steps"
 
     @property
     def of_time(self) -> str:
-        return f"{factor(self.time)} times the time" if factor(self.time) != "1" else "the same time"
+        return f"{factor(self.time_ratio)} times the time" if factor(self.time_ratio) != "1" else "the same time"
 
     @property
     def of_memory(self) -> str:
-        return f"{factor(self.memory)} times the memory" if factor(self.memory) != "1" else "the same memory"
+        return (
+            f"{factor(self.memory_ratio)} times the memory" if factor(self.memory_ratio) != "1" else "the same memory"
+        )
 
 
 class GrowthError(RuntimeError):
@@ -97,38 +102,40 @@ class GrowthError(RuntimeError):
         self.growth = growth
 
 
-def growth(f: Callable[..., Any], make_args: Callable[[int], Any], sizes: tuple[int, int] | None = None) -> Growth:
+def growth(
+    fun: Callable[..., object], make_args: Callable[[int], object], sizes: tuple[int, int] | None = None
+) -> Growth:
     """Run a function at two sizes, and return how its time and its memory grow.
 
     A loop of T steps is linear if 4 times the steps take 4 times the time. A copy of a buffer in every step makes it
     quadratic: 4 times the steps take 16 times the time.
 
     Args:
-      f: a function of arrays, or pytrees of them, jitted or not. It is compiled for both sizes.
-      make_args: a function from a size to the arguments of `f`: a tuple of them, or the only one.
-      sizes: two sizes. By default the second is 4 times the first, and they grow from 64 until a run takes 10 ms.
+      fun: a function of arrays, or pytrees of them, jitted or not. `growth` compiles it for both sizes.
+      make_args: a function that takes a size and returns the arguments of `fun`: a tuple, or the only argument.
+      sizes: two sizes. By default the second is 4 times the first, and both grow from 64 until a run takes 10 ms.
 
     Returns:
       A `Growth`. It prints as "4 times the steps, 15 times the time, 4 times the memory".
 
     Raises:
-      TypeError: `f` or `make_args` is not a function, or a size is not an integer.
-      ValueError: the sizes are not two, or not positive, or do not grow.
+      TypeError: `fun` or `make_args` is not a function, or a size is not an integer.
+      ValueError: `sizes` is not two positive integers, the smaller one first.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray.doctor import growth
     >>> def versions(x):
     ...     return jax.lax.scan(lambda b, i: (b.at[i].set(1.0), b), x, jnp.arange(len(x)))
     >>> grown = growth(versions, jnp.ones, sizes=(100, 400))
-    >>> 12 < grown.memory < 17, round(grown.memory_exponent)
+    >>> 12 < grown.memory_ratio < 17, round(grown.memory_exponent)
     (True, 2)
     """
-    return _measured(*_checked("growth", f, make_args, sizes))
+    return _measured(*_checked("growth", fun, make_args, sizes))
 
 
 def forbid_growth(
-    f: Callable[..., Any],
-    make_args: Callable[[int], Any],
+    fun: Callable[..., object],
+    make_args: Callable[[int], object],
     sizes: tuple[int, int] | None = None,
     *,
     time: float | None = None,
@@ -136,61 +143,61 @@ def forbid_growth(
 ) -> Growth:
     """Raise an error if the time or the memory of a function grows too much with its size.
 
-    What takes too long is measured again, since another process may have been the cause.
+    A time that is too long is measured again, because another process may have been the cause.
 
     Args:
-      f: as for `growth`.
+      fun: as for `growth`.
       make_args: as for `growth`.
       sizes: as for `growth`.
-      time: how many times as long the larger size may take. By default it is the power 1.5 of how much the size grows:
-        8 for 4 times the size, half way between linear and quadratic. `float("inf")` allows anything.
-      memory: likewise.
+      time: the largest `time_ratio` that is allowed. The default is the ratio of the sizes to the power 1.5: 8 for 4
+        times the size, half way between linear and quadratic. `float("inf")` allows anything.
+      memory: the largest `memory_ratio` that is allowed, with the same default.
 
     Returns:
       The `Growth` that was measured.
 
     Raises:
-      GrowthError: the time or the memory grows more than that.
+      GrowthError: the time or the memory grows by more than the ratio that is allowed.
       TypeError, ValueError: as for `growth`, or `time` or `memory` is not positive.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray.doctor import forbid_growth
     >>> def squares(x):
     ...     return jax.lax.scan(lambda total, y: (total + y * y, total), 0.0, x)
-    >>> forbid_growth(squares, jnp.ones, sizes=(100, 400)).memory < 5
+    >>> forbid_growth(squares, jnp.ones, sizes=(100, 400)).memory_ratio < 5
     True
     """
     for name, allowed in (("time", time), ("memory", memory)):
         if allowed is not None and not (isinstance(allowed, int | float) and allowed > 0):
             raise ValueError(f"forbid_growth: {name} must be None or a positive number, but it is {allowed!r}.")
-    f, make_args, sizes = _checked("forbid_growth", f, make_args, sizes)
-    found = _measured(f, make_args, sizes)
-    default = found.size**_ALLOWED
+    fun, make_args, sizes = _checked("forbid_growth", fun, make_args, sizes)
+    found = _measured(fun, make_args, sizes)
+    default = found.size_ratio**_ALLOWED
     time, memory = default if time is None else time, default if memory is None else memory
-    if found.time > time:
-        again = _measured(f, make_args, found.sizes)
+    if found.time_ratio > time:
+        again = _measured(fun, make_args, found.sizes)
         small, large = map(min, found.seconds, again.seconds)
-        found = found._replace(seconds=(small, large))
-    if found.memory > memory:
+        found = replace(found, seconds=(small, large))
+    if found.memory_ratio > memory:
         raise GrowthError(found, f"{factor(memory)} times the memory are allowed")
-    if found.time > time:
+    if found.time_ratio > time:
         raise GrowthError(found, f"{factor(time)} times the time is allowed")
     return found
 
 
-def _checked(name: str, f: Any, make_args: Any, sizes: Any) -> tuple[Any, Any, Any]:
-    for what, given in (("f", f), ("make_args", make_args)):
+def _checked(name: str, fun: Any, make_args: Any, sizes: Any) -> tuple[Any, Any, Any]:
+    for what, given in (("fun", fun), ("make_args", make_args)):
         if not callable(given):
             raise TypeError(f"{name}: {what} must be a function, not {type(given).__name__}.")
     if sizes is None:
-        return f, make_args, None
+        return fun, make_args, None
     try:
         given = tuple(map(operator.index, sizes))
     except TypeError:
         raise TypeError(f"{name}: sizes must be two integers, but they are {sizes!r}.") from None
     if len(given) != 2 or not 0 < given[0] < given[1]:
         raise ValueError(f"{name}: sizes must be two positive integers that grow, but they are {sizes!r}.")
-    return f, make_args, given
+    return fun, make_args, given
 
 
 class Measurement(NamedTuple):
@@ -216,7 +223,11 @@ def _measured(f: Callable[..., Any], make_args: Callable[[int], Any], sizes: tup
 
 def growth_of(small: Measurement, large: Measurement) -> Growth:
     """Compare what was measured at two sizes."""
-    return Growth(*((getattr(small, name), getattr(large, name)) for name in Measurement._fields))
+    return Growth(
+        sizes=(small.size, large.size),
+        seconds=(small.seconds, large.seconds),
+        num_bytes=(small.num_bytes, large.num_bytes),
+    )
 
 
 def _at(jitted: Any, make_args: Callable[[int], Any], n: int) -> Measurement:

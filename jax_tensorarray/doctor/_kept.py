@@ -3,6 +3,7 @@
 import linecache
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jax.extend import source_info_util
@@ -15,18 +16,19 @@ from jax_tensorarray._types import bytes_of
 from jax_tensorarray.doctor._text import readable
 
 
-class Kept(NamedTuple):
-    """An array that a gradient keeps for every step of a loop.
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """An array that a gradient stores for every step of a loop.
 
     Attributes:
-      dtype: of the array.
-      shape: of the array that a step makes.
-      steps: how many steps there are.
-      num_bytes: how many bytes are kept for all steps.
-      file: where in Python it is made, or None where JAX does not know. An array that the step is given has the line of
-        the loop.
+      dtype: the element type of the array.
+      shape: the shape of the array that one step makes.
+      steps: the number of steps.
+      num_bytes: the bytes that the gradient stores for all steps.
+      file: the Python file that makes the array, or None if JAX does not know. An array that the loop hands to the step
+        has the line of the loop.
       line: the number of the line.
-      code: the text of that line, if the file can be read; else empty.
+      code: the text of the line; empty if the file cannot be read.
     """
 
     dtype: str
@@ -107,7 +109,13 @@ def _kept(scan: Any, k: int) -> Kept:
     aval = scan.outvars[k].aval
     body = _compat.opened(scan.params["jaxpr"])
     made = [*_makers(body, body.outvars[k]), scan]
-    return Kept(aval.dtype.name, aval.shape[1:], aval.shape[0], bytes_of([aval]), *place_of(made))
+    return Kept(
+        dtype=aval.dtype.name,
+        shape=aval.shape[1:],
+        steps=aval.shape[0],
+        num_bytes=bytes_of([aval]),
+        **place_of(made)._asdict(),
+    )
 
 
 class Place(NamedTuple):

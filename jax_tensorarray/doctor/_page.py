@@ -46,13 +46,16 @@ def html(report: Programs, title: str) -> str:
     return _page(title, [_of(report)])
 
 
-def html_of_two(as_is: str, healed: str, title: str, summary: str, seconds: tuple[float, float]) -> str:
+def html_of_two(
+    unchanged: str, rewritten: str, title: str, summary: Sequence[str], seconds: tuple[float, float]
+) -> str:
     """Return the page of a program that has run twice, with the fragments of both reports."""
-    names, gains = ("as it is", "under in_place"), (False, seconds[1] <= seconds[0])
+    names, gains = ("unchanged", "under in_place"), (False, seconds[1] <= seconds[0])
     pairs = zip(names, seconds, gains, strict=True)
     bars = [Bar(name, f"{took:.1f} s", took / max(seconds), is_gain) for name, took, is_gain in pairs]
-    parts = [f"<p>{escape(summary)}</p>{_table(bars)}"]
-    for name, fragment_of_one in zip(names, (as_is, healed), strict=True):
+    listed = "".join(f"<li>{escape(line)}</li>" for line in summary)
+    parts = [f"<ul>{listed}</ul>{_table(bars)}"]
+    for name, fragment_of_one in zip(names, (unchanged, rewritten), strict=True):
         parts += [f'<h2 class="run">{escape(name.capitalize())}</h2>', fragment_of_one]
     return _page(title, parts)
 
@@ -81,13 +84,18 @@ def _of(report: Programs) -> str:
     said = tree(report)
     body = [f'<p class="slower">{escape(said.first)}</p>'] if said.first else []
     body += [f"<p>{escape(said.summary)}</p>", *map(_section, said.sections)]
-    if said.to_keep:
-        body.append(f"<p>To keep what was tried, write <code>{escape(said.to_keep)}</code>.</p>")
+    body += [f"<p>{escape(said.unlisted)}</p>"] if said.unlisted else []
+    if said.more:
+        first, *links = said.more
+        body.append(f"<p>{escape(first)}</p><ul>{''.join(f'<li>{_linked(link.strip())}</li>' for link in links)}</ul>")
     return "\n".join([*body, *([f"<p>{escape(said.of_jaxlib)}</p>"] if said.of_jaxlib else [])])
 
 
 def _section(section: Section) -> str:
     parts = [f"<section><h2>{escape(section.title)}</h2>", *(f"<p>{escape(text)}.</p>" for text in section.tried)]
+    if section.keep is not None:
+        code = "".join(f"<span>{escape(line)}</span>" for line in section.keep.code)
+        parts.append(f"<p>{escape(section.keep.said)}</p>{code and f'<pre>{code}</pre>'}")
     if section.hint:
         parts.append(f"<p>{escape(section.hint)}</p>")
     if section.times:
@@ -109,9 +117,18 @@ def _line(findings: Sequence[Finding]) -> str:
     file, line, _ = findings[0].at
     parts = [f"<article><h3><code>{escape(where(file and name_of_file(file), line))}</code></h3>"]
     parts += [_excerpt(file, line)] if file and line else []
-    parts += [f"<p>{escape(found.said)}</p>{_table([found.moved])}" for found in findings if found.moved]
-    advice = dict.fromkeys(text for found in findings for text in found.advice)
+    for found in findings:
+        parts += [f"<p>{_prose(text)}</p>" for text in found.said if text]
+        parts += [_table([found.moved])] if found.moved else []
+    advice = dict.fromkeys(found.advice for found in findings if found.advice)
     return "\n".join([*parts, *(f"<p>{_prose(text)}</p>" for text in advice), "</article>"])
+
+
+def _linked(text: str) -> str:
+    """Return where to read about a name: an address as a link, a command as code."""
+    address, _, command = text.rpartition(" or ")
+    link = f'<a href="{escape(address)}">{escape(address)}</a> or ' if address else ""
+    return f"{link}<code>{escape(command)}</code>"
 
 
 def _table(bars: Iterable[Bar]) -> str:

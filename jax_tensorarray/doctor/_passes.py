@@ -1,36 +1,57 @@
 """Show what the passes of this library make of a program before JAX lowers it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
+from jax.extend.core import Jaxpr
 
+from jax_tensorarray._in_place import arguments
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering.program import steps, target_of
 
 
-def passes(f: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any) -> dict[str, Any]:
-    """Return what each pass over a program makes of it, by the name of the pass, which is that of its file.
+def passes(
+    fun: Callable[..., object], *, platform: Literal["cpu", "cuda", "tpu"] | None = None
+) -> Callable[..., dict[str, Jaxpr]]:
+    """Return a function that shows a program after each pass of this library over it, before JAX lowers the program.
 
-    Nothing is compiled. A program without row ops and loops of this library has no passes.
+    The returned function takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s instead of arrays. It compiles
+    nothing. A program without row ops and loops of this library has no passes.
 
     Args:
-        f: any function of JAX.
-        args: its arguments; shapes and dtypes are enough, as `jax.ShapeDtypeStruct`.
-        platform: `"cpu"`, `"cuda"` or `"tpu"`. None is where JAX would run it. The device need not be there.
-        kwargs: its keyword arguments.
+        fun: a function that JAX can trace.
+        platform: `"cpu"`, `"cuda"` or `"tpu"`, or None for the platform on which JAX would run the program. No such
+            device is needed.
 
     Returns:
-        Jaxprs in the order of the passes, the first of them `"traced"`, before all passes.
+        A function that returns a dict of jaxprs, in the order of the passes. Its first entry, `"traced"`, is the
+        program before all passes. The other keys are the names of the passes, which are the names of their files.
+
+    Raises:
+        TypeError: `fun` is not a function.
+        ValueError: there is no such `platform`.
 
     >>> import jax.numpy as jnp
     >>> from jax_tensorarray import ta_write
-    >>> after = passes(lambda b: ta_write(b, 1, 2.0), jnp.zeros(3))
+    >>> from jax_tensorarray.doctor import passes
+    >>> after = passes(lambda b: ta_write(b, 1, 2.0))(jnp.zeros(3))
     >>> "ta_write" in str(after["traced"]), "ta_write" in str(after["slices"])
     (True, False)
     """
-    traced = jax.make_jaxpr(f)(*args, **kwargs)
-    if platform is None:
-        platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-    target = target_of((platform,), is_compiled_next=True)
-    return {"traced": traced} | dict(steps(traced, target) if jaxprs.has_ours(traced) else ())
+    if not callable(fun):
+        raise TypeError(
+            f"passes: the first argument must be a function, not {type(fun).__name__}. "
+            "Write passes(f)(x), not passes(f(x))."
+        )
+    if platform not in (None, "cpu", "cuda", "tpu"):
+        raise ValueError(f"passes: platform must be None, 'cpu', 'cuda' or 'tpu', but it is {platform!r}.")
+
+    @arguments.named_as(fun)
+    def of(*args: Any, **kwargs: Any) -> dict[str, Jaxpr]:
+        traced = jax.make_jaxpr(fun)(*args, **kwargs)
+        here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+        target = target_of((platform or here,), is_compiled_next=True)
+        return {"traced": traced} | dict(steps(traced, target) if jaxprs.has_ours(traced) else ())
+
+    return of

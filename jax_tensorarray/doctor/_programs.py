@@ -1,17 +1,22 @@
 """What JAX has compiled, what is wrong with it, and what `in_place` changes."""
 
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from jax_tensorarray._compat import JittedFunction
 from jax_tensorarray.doctor._arguments import CountedProgram
 from jax_tensorarray.doctor._copies import LoopCopies, LoopCopy, cost
 from jax_tensorarray.doctor._growth import Growth
+from jax_tensorarray.doctor._jitted import Line
 from jax_tensorarray.doctor._kept import Place
-from jax_tensorarray.doctor._text import factor, milliseconds
+from jax_tensorarray.doctor._text import counted, factor, milliseconds
 
 #: Slower than this many times as long is not noise.
 SLOWER = 1.15
+
+#: The end of `Trial.how` if `in_place` was tried on the finished program, which may have been differentiated before.
+OF_FINISHED = ", tried on the finished program"
 
 
 class Trial(NamedTuple):
@@ -19,17 +24,18 @@ class Trial(NamedTuple):
 
     There are no copies to be `left` if only the time or the memory of the program has been found to grow.
 
-    `how` says what was tried: arguments that are copied are donated too. If the number of steps could be changed,
-    `growth` says what becomes of time and memory with 4 times the steps, before and after. `memory` is what XLA
-    allocates for results and temporary arrays, if the program was run.
+    `how` says what was tried: the doctor also donates the arguments that are copied. If the number of steps could be
+    changed, `growth` has the time and the memory with 4 times the steps, before and after. `memory` is what XLA
+    allocates for results and temporary arrays, if the program was run. `line` is the code that keeps what was tried.
     """
 
     left: int | None
     before: float | None
     after: float | None
     how: str = "under in_place"
-    growth: tuple[Growth, Growth] | None = None
+    growth: tuple[Growth, Growth | None] | None = None
     memory: tuple[int, int] | None = None
+    line: Line | None = None
 
     @property
     def helps(self) -> bool:
@@ -37,8 +43,13 @@ class Trial(NamedTuple):
         return not self.left and (self.before is None or self.after is None or self.after < self.before)
 
     def as_json(self) -> dict[str, Any]:
-        growth = None if self.growth is None else [growth.as_json() for growth in self.growth]
-        return self._asdict() | {"growth": growth}
+        growth = None if self.growth is None else [growth and growth.as_json() for growth in self.growth]
+        return self._asdict() | {"growth": growth, "line": None if self.line is None else self.line._asdict()}
+
+    @property
+    def is_worth_keeping(self) -> bool:
+        """Whether `in_place` was tried and is faster, or was not timed."""
+        return self.is_of_in_place and (self.before is None or self.after is None or self.after < self.before)
 
     @property
     def is_slower(self) -> bool:
@@ -58,7 +69,7 @@ class Trial(NamedTuple):
         return f"{milliseconds(self.before)} -> {milliseconds(self.after)}"
 
     def __str__(self) -> str:
-        text = "nothing left to copy" if self.left == 0 else f"{self.left} of them left"
+        text = "nothing left to copy" if self.left == 0 else f"{counted(self.left or 0, 'copy', 'copies')} left"
         left = [] if self.left is None else [text]
         if self.before is None or self.after is None:
             return "; ".join([*left, "not timed"])
@@ -84,6 +95,7 @@ class CompiledProgram:
     loop: Place | None = None  #: the first loop, if only time or memory are too much
     calls: CountedProgram | None = field(default=None, repr=False)
     donated: Set[int] = frozenset()  #: the numbers of the arguments that it is given for good
+    function: JittedFunction | None = field(default=None, repr=False)  #: the function of the user, if it was jitted
 
     @property
     def cost(self) -> int:
@@ -91,7 +103,7 @@ class CompiledProgram:
         return max([*map(cost, self.copies), *(copy.cost for copy in self.copies.arguments)], default=0)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Programs:
     """What a `Report` is about."""
 
@@ -101,7 +113,7 @@ class Programs:
     unread: int = 0
     cases: list[CompiledProgram] = field(default_factory=list)
     #: Programs with loops in which nothing was found.
-    _others: list[CompiledProgram] = field(default_factory=list, repr=False)
+    _others: list[CompiledProgram] = field(default_factory=list, init=False, repr=False)
 
     @property
     def copies(self) -> list[LoopCopy]:
@@ -118,10 +130,10 @@ class Programs:
         cases = [
             {
                 "program": case.program,
-                "copies": [copy._asdict() | {"cost": cost(copy)} for copy in case.copies],
-                "arguments": [copy._asdict() | {"cost": copy.cost} for copy in case.copies.arguments],
+                "copies": [asdict(copy) | {"cost": cost(copy)} for copy in case.copies],
+                "arguments": [asdict(copy) | {"cost": copy.cost} for copy in case.copies.arguments],
                 "loop": None if case.loop is None else case.loop._asdict(),
-                "kept": [kept._asdict() for kept in case.copies.kept],
+                "kept": [asdict(kept) for kept in case.copies.kept],
                 "in_place": None if case.trial is None else case.trial.as_json(),
             }
             for case in self.cases

@@ -2,17 +2,27 @@
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax_tensorarray import _compat
 from jax_tensorarray.doctor import _arguments, _kept
-from jax_tensorarray.doctor._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB, line_to_write
+from jax_tensorarray.doctor._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
 from jax_tensorarray.doctor._arguments import ArgumentCopy, headline_of_arguments
 from jax_tensorarray.doctor._copies import LoopCopy, advice_of, cost, what_it_is
+from jax_tensorarray.doctor._jitted import Line
 from jax_tensorarray.doctor._kept import Place
-from jax_tensorarray.doctor._programs import CompiledProgram, Programs
-from jax_tensorarray.doctor._text import grouped, milliseconds, name_of_file, readable, where, wrapped
+from jax_tensorarray.doctor._programs import OF_FINISHED, CompiledProgram, Programs
+from jax_tensorarray.doctor._text import (
+    counted,
+    grouped,
+    milliseconds,
+    more_about,
+    name_of_file,
+    readable,
+    where,
+    wrapped,
+)
 
 #: A copy that costs less than this fraction of the worst one is counted, not listed.
 _NOISE = 1e-3
@@ -33,8 +43,9 @@ class Finding(NamedTuple):
     """What is wrong with a line of source."""
 
     at: Place
-    said: str  #: what is done there, and how often; empty if the advice says so
-    advice: tuple[str, ...]
+    said: tuple[str, ...]  #: what the line does, and how often
+    advice: str
+    tag: str = ""  #: the name of the advice
     moved: Bar | None = None
 
 
@@ -44,6 +55,7 @@ class Section(NamedTuple):
     title: str
     failed: str  #: why `in_place` could not be tried; else empty
     tried: list[str]  #: what came of it, without the end of the sentence
+    keep: Line | None  #: the code that keeps what was tried, if it helps and no section before has it
     hint: str
     times: list[Bar]  #: as it is, and as it was tried
     findings: list[Finding]
@@ -54,11 +66,11 @@ class Section(NamedTuple):
 class Tree(NamedTuple):
     """A report."""
 
-    first: str  #: what a reader must know first: which programs are slower under `in_place`; else empty
-    summary: str  #: how much was found, after how much was compiled
+    first: str  #: which programs are slower under `in_place`, which a reader must know first; else empty
+    summary: str  #: how many programs and loops were compiled, and how many copy
     sections: list[Section]
-    unlisted: int  #: how many copies move too little to be listed
-    to_keep: str  #: the line to write if `in_place` makes a program no slower; else empty
+    unlisted: str  #: how many copies move too little to be listed; else empty
+    more: list[str]  #: where to read about the names in brackets
     of_jaxlib: str  #: what this version of jaxlib does; else empty
 
 
@@ -66,15 +78,40 @@ def tree(report: Programs) -> Tree:
     listed, compiled = _worth_listing(report), _times_compiled(report)
     worst = max((sum(map(cost, group)) for one in listed for group in _alike(one.copies)), default=0)
     slower = ", ".join(f"{case.program} ({case.trial.times})" for case in report.slower if case.trial)
-    trials = (case.trial for case in report.cases if case.trial is not None)
+    unlisted = sum(cost(copy) < _least_cost(report) for copy in report.copies)
+    sections = [_section(number, one, worst, compiled) for number, one in enumerate(listed, 1)]
     return Tree(
-        first=f"Leave as it is what in_place makes slower: {slower}." if slower else "",
+        first=f"in_place makes these programs slower. Leave them unchanged: {slower}." if slower else "",
         summary=_summary(report),
-        sections=[_section(number, one, worst, compiled) for number, one in enumerate(listed, 1)],
-        unlisted=sum(cost(copy) < _least_cost(report) for copy in report.copies),
-        to_keep=line_to_write() if any(trial.is_of_in_place and not trial.is_slower for trial in trials) else "",
+        sections=list(_each_once(sections)),
+        unlisted=_UNLISTED[unlisted > 1].format(unlisted) if unlisted else "",
+        more=more_about(found.tag for section in sections for found in section.findings),
         of_jaxlib=OF_JAXLIB if report.loops and _compat.small_loops_are_quadratic() else "",
     )
+
+
+_UNLISTED = (
+    "{} more moves less than a thousandth of the first, and is not listed.",
+    "{} more move less than a thousandth of the first, and are not listed.",
+)
+
+
+def _each_once(sections: Sequence[Section]) -> Iterator[Section]:
+    """Yield the sections without the advice, and the lines to keep, that a section before has."""
+    seen: set[Any] = set()
+
+    def is_new(text: Any) -> bool:
+        is_first = text not in seen
+        seen.add(text)
+        return is_first
+
+    for section in sections:
+        findings = [
+            found if is_new(found.advice) else found._replace(advice=f"See above [{found.tag}]." if found.tag else "")
+            for found in section.findings
+        ]
+        keep = section.keep if section.keep is not None and is_new(section.keep) else None
+        yield section._replace(findings=findings, keep=keep)
 
 
 def text(report: Programs, colours: bool = False) -> str:
@@ -91,17 +128,17 @@ def text(report: Programs, colours: bool = False) -> str:
         lines += ["", *map(bold, wrapped(section.title, width=WIDTH))]
         failed = f"in_place could not be tried: {section.failed}" if section.failed else ""
         lines += _wrapped(*section.tried, section.hint, failed)
+        if section.keep is not None:
+            lines += [*_wrapped(section.keep.said), *(f"       {line}"[:WIDTH] for line in section.keep.code)]
         for found in section.findings:
             code = [f"       {found.at.code}"[:WIDTH]] if found.at.code else []
             lines += ["", f"   {where(found.at.file and name_of_file(found.at.file), found.at.line)}", *code]
-            lines += _wrapped(found.said, *found.advice)
+            lines += _wrapped(*found.said, found.advice)
         if section.kept:
             in_all, *arrays = section.kept
             lines += ["", *_wrapped(in_all, *(f"- {array}" for array in arrays), section.needs)]
-    if said.unlisted:
-        lines += ["", f"{said.unlisted} more move less than a thousandth of the first, and are not listed."]
-    if said.to_keep:
-        lines += ["", *wrapped(f"To keep what was tried, write {said.to_keep}.", width=WIDTH)]
+    lines += ["", said.unlisted] if said.unlisted else []
+    lines += ["", *said.more] if said.more else []
     return "\n".join([*lines, *(["", said.of_jaxlib] if said.of_jaxlib else [])])
 
 
@@ -164,10 +201,15 @@ def _worth_listing(report: Programs) -> list[_Listed]:
 
 def _summary(report: Programs) -> str:
     unread = f" ({report.unread} could not be read)" if report.unread else ""
-    compiled = f"{report.programs} programs were compiled{unread}, with {report.loops} loops"
+    were = "program was" if report.programs == 1 else "programs were"
+    compiled = f"{report.programs} {were} compiled{unread}, with {counted(report.loops, 'loop')}"
     if not report.cases:
-        return f"{compiled}, all in place: none copies a buffer." if report.loops else f"{compiled}."
-    said = f"{compiled}: {report.loops - report.in_place} copy whole buffers, {report.in_place} do not."
+        if not report.loops:
+            return f"{compiled}."
+        return f"{compiled}, in place: it copies no buffer." if report.loops == 1 else f"{compiled}, {_ALL_IN_PLACE}"
+    copying = report.loops - report.in_place
+    said = f"{compiled}: {copying} {'copies' if copying == 1 else 'copy'} whole buffers, "
+    said += f"{report.in_place} {'does' if report.in_place == 1 else 'do'} not."
     if number := sum(bool(case.copies.arguments) for case in report.cases):
         said = said if report.loops else f"{compiled}."
         said += f" {number} program{'s copy' if number > 1 else ' copies'} a whole argument in every call."
@@ -176,14 +218,17 @@ def _summary(report: Programs) -> str:
     return said
 
 
+_ALL_IN_PLACE = "all in place: none copies a buffer."
+
+
 def _section(number: int, listed: _Listed, worst: int, compiled: Counter[Any]) -> Section:
     case, trial, kept = listed.case, listed.case.trial, listed.case.copies.kept
     tried = [] if trial is None else [f"{trial.how}: {trial}"]
-    tried += [f"{trial.how}: {trial.growth[1]}"] if trial is not None and trial.growth else []
+    tried += [f"{trial.how}: {trial.growth[1]}"] if trial is not None and trial.growth and trial.growth[1] else []
     times, needs, has_kept = list[Bar](), "", any(copy.for_gradient for copy in listed.copies)
     if trial is not None and trial.before and trial.after:
         longest = max(trial.before, trial.after)
-        times.append(Bar("as it is", milliseconds(trial.before), trial.before / longest))
+        times.append(Bar("unchanged", milliseconds(trial.before), trial.before / longest))
         times.append(Bar(trial.how, milliseconds(trial.after), trial.after / longest, not trial.is_slower))
     if trial is not None and trial.memory:
         before, after = map(readable, trial.memory)
@@ -191,15 +236,16 @@ def _section(number: int, listed: _Listed, worst: int, compiled: Counter[Any]) -
     findings = [_of_copies(group, worst, compiled[_key(group[0])]) for group in _alike(listed.copies)]
     for arguments in _arguments.alike(listed.arguments):
         said = _arguments.sentences(arguments, _again(compiled[_key(arguments[0])]))
-        findings.append(Finding(_place(arguments[0]), "", tuple(said)))
+        findings.append(Finding(_place(arguments[0]), tuple(said[:-1]), said[-1]))
     if case.loop is not None:
-        findings.append(Finding(case.loop, "", (f"{_again(compiled[_key(case.loop)])} {OF_GROWTH}".strip(),)))
+        findings.append(Finding(case.loop, (_again(compiled[_key(case.loop)]),), OF_GROWTH))
     arrays = [k.at(k.file and name_of_file(k.file)) for k in kept[: _kept.LISTED]]
     return Section(
         title=f"{number}. {case.program}: {_headline(listed)}",
         failed=case.failed if trial is None else "",
         tried=tried,
-        hint=OF_GRADIENT if trial is not None and kept and not trial.helps else "",
+        keep=trial.line if trial is not None and trial.is_worth_keeping else None,
+        hint=OF_GRADIENT if trial is not None and kept and trial.how.endswith(OF_FINISHED) and not trial.helps else "",
         times=times,
         findings=findings,
         kept=[_kept.in_all(kept), *arrays] if has_kept or _kept.worth_listing(kept) else [],
@@ -218,7 +264,7 @@ def _headline(listed: _Listed) -> str:
         keeps = f", the gradient keeps {_kept.total(case.copies.kept)}" if any(c.for_gradient for c in worth) else ""
         grows = f"; {growth.of_size}, {growth.of_time}" if growth is not None else ""
         more = "" if all(copy.steps for copy in worth) else " or more"
-        return f"{readable(sum(map(cost, worth)))} a run{more}{keeps}{grows}"
+        return f"{readable(sum(map(cost, worth)))} copied per run{more}{keeps}{grows}"
     if arguments:
         return headline_of_arguments(arguments)
     return str(growth)
@@ -234,10 +280,11 @@ def _of_copies(copies: Sequence[LoopCopy], worst: int, compiled: int) -> Finding
     """Describe copies that are alike, on a line that was compiled `compiled` times."""
     copy, moved = copies[0], sum(map(cost, copies))
     more = f" {_again(compiled)}" if compiled > 1 and copy.file else ""
-    steps = f"{copy.steps} steps" if copy.steps else "steps that XLA cannot count"
+    steps = counted(copy.steps, "step") if copy.steps else "steps that XLA cannot count"
     said = what_it_is(copy) + (f" ({len(copies)} times)" if len(copies) > 1 else "")
-    said += "" if copy.for_gradient else f": {readable(copy.num_bytes)} a step, {steps}"
-    return Finding(_place(copy), f"{said}.{more}", (advice_of(copy),), Bar("moved", readable(moved), moved / worst))
+    said += "" if copy.for_gradient else f": {readable(copy.num_bytes)} per step, {steps}"
+    bar = Bar("moved", readable(moved), moved / worst)
+    return Finding(_place(copy), (f"{said}.{more}",), advice_of(copy), copy.reason, bar)
 
 
 def _place(found: LoopCopy | ArgumentCopy) -> Place:

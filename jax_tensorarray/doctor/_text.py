@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from jax_tensorarray import _links
+
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -41,8 +43,19 @@ def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: "1 loop", "2 loops"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def more_about(tags: Iterable[str]) -> list[str]:
+    """Return the last lines of a report: where to read about the names in brackets."""
+    found = [f"  {_links.why(tag)}" for tag in dict.fromkeys(tags) if tag]
+    return ["More about the names in brackets, with code before and after:", *found] if found else []
+
+
 def factor(times: float) -> str:
-    """Return how many times as much it is: `3.9`, `15`."""
+    """Return a ratio as text: `3.9`, `15`."""
     return f"{times:.0f}" if times >= 9.95 else f"{times:.1f}".removesuffix(".0")
 
 

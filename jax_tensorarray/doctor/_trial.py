@@ -3,20 +3,21 @@
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxpr_as_fun
 
-from jax_tensorarray import in_place
+from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray.doctor._arguments import argument_copies
 from jax_tensorarray.doctor._copies import copies_in
 from jax_tensorarray.doctor._growth import Growth, Measurement, allocated, growth_of, seconds_of
+from jax_tensorarray.doctor._jitted import Flat, Line, line_for, silent, under_in_place
 from jax_tensorarray.doctor._kept import kept_for_gradient, place_of
-from jax_tensorarray.doctor._programs import CompiledProgram, Trial
+from jax_tensorarray.doctor._programs import OF_FINISHED, CompiledProgram, Trial
 from jax_tensorarray.doctor._quarter import computes_with_all_rows, outermost, quartered
 
 #: A longer run is not repeated with fewer steps, and a shorter one says little about time.
@@ -28,69 +29,118 @@ _PATIENCE = 10.0
 #: What grows is reported if `in_place` divides its time or memory by this.
 _GAIN = 2
 
+_BOTH = "donated, under in_place"
 
-class _Way(NamedTuple):
-    """A way to compile a program, and which of its arguments are donated."""
+#: The programs that JAX compiles for loops outside of jit.
+_LOOPS = {"scan", "while", "cond"}
 
-    how: str
-    transformed: Callable[[Any], Any]
-    donated: Set[int]
+#: What to write if the function of the user is not known.
+_NOT_JITTED = Line(
+    "The loop runs outside of jax.jit. To keep this, put in_place and jax.jit around the function that contains it.", ()
+)
+_JITTED_BEFORE = Line("To keep this, put in_place around the function that contains the loop, inside of jax.jit.", ())
 
-    def compiled(self, jaxpr: Jaxpr) -> Any:
-        types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
-        with warnings.catch_warnings():  # about donated arguments whose memory is of no use
-            warnings.simplefilter("ignore")
-            jitted = jax.jit(self.transformed(jaxpr_as_fun(jaxpr)), donate_argnums=tuple(sorted(self.donated)))
-            return jitted.lower(*types).compile()
 
-    def measured(self, jaxpr: Jaxpr, steps: int, compiled: Any = None) -> Measurement:
-        """Run a program on zeros."""
-        compiled = compiled or self.compiled(jaxpr)
-        if None in hlo_buffers.trip_counts(compiled.as_text() or ""):
-            raise ValueError("it is not known whether it ends")
+class _Program(NamedTuple):
+    """A compiled program, the types of its arguments, and how to make it of another jaxpr."""
+
+    compiled: Any
+    types: Sequence[Any]
+    of_jaxpr: Callable[[Jaxpr], "_Program"]
+
+    def measured(self, steps: int = 1) -> Measurement:
+        """Run the program on zeros."""
         return Measurement(
             steps,
-            seconds_of(compiled, lambda: [jnp.zeros(a.shape, a.dtype) for a in jaxpr.in_avals]),
-            allocated(compiled),
+            seconds_of(self.compiled, lambda: [jnp.zeros(a.shape, a.dtype) for a in self.types]),
+            allocated(self.compiled),
         )
 
-    def grown(self, fewer: tuple[Any, int, int], now: Measurement) -> Growth:
-        """Run a program with fewer steps too."""
-        jaxpr, steps, few = fewer
-        return growth_of(self.measured(jaxpr, few), now._replace(size=steps))
+    def grown(self, jaxpr: Jaxpr, now: Measurement) -> Growth | None:
+        """Measure this program with fewer steps too. None if these cannot be made of the jaxpr."""
+        with contextlib.suppress(Exception):  # whatever it is, the program itself was measured
+            if fewer := quartered(jaxpr):
+                smaller, steps, few = fewer
+                program = self.of_jaxpr(smaller)
+                if None not in hlo_buffers.trip_counts(program.compiled.as_text() or ""):  # it ends
+                    return growth_of(program.measured(few), now._replace(size=steps))
+        return None
+
+
+def _compiled(function: Callable[..., Any], types: Sequence[Any], donated: Set[int]) -> Any:
+    with warnings.catch_warnings():  # about donated arguments whose memory is of no use
+        warnings.simplefilter("ignore")
+        return jax.jit(function, donate_argnums=tuple(sorted(donated))).lower(*types).compile()
+
+
+def _of_jaxpr(jaxpr: Jaxpr, donated: Set[int], transformed: Callable[[Any], Any]) -> _Program:
+    """Compile a jaxpr after a transformation."""
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
+    compiled = _compiled(transformed(jaxpr_as_fun(jaxpr)), types, donated)
+    return _Program(compiled, types, lambda smaller: _of_jaxpr(smaller, donated, transformed))
+
+
+def _of_function(flat: Flat) -> tuple[_Program, Jaxpr]:
+    """Compile a function of the user under `in_place`. Return its jaxpr too."""
+    with warnings.catch_warnings(), silent():
+        warnings.simplefilter("ignore")
+        traced = jax.jit(flat.function, donate_argnums=tuple(sorted(flat.donated))).trace(*flat.types)
+        compiled = traced.lower().compile()
+    return _Program(compiled, flat.types, lambda smaller: _of_jaxpr(smaller, flat.donated, _unchanged)), traced.jaxpr
+
+
+class _Way(NamedTuple):
+    """A program that was tried, its jaxpr and that of which fewer steps can be made, and how to keep it."""
+
+    how: str
+    program: _Program
+    jaxpr: Jaxpr
+    line: Line | None = None
+
+
+def _under_in_place(case: CompiledProgram, donated: Set[int], how: str) -> _Way:
+    """Put `in_place` around the function that was jitted, or around the finished program if there is none."""
+    if case.function is not None:
+        with contextlib.suppress(Exception):  # the function may not be traceable again; the program is
+            flat = under_in_place(case.function, case.jaxpr, donated)
+            if flat is not None:
+                names = _compat.names_of_arguments(case.jaxpr)
+                line = line_for(case.function, [names[k] for k in sorted(donated - case.donated)])
+                return _Way(how, *_of_function(flat), line)
+    program = _of_jaxpr(case.jaxpr, donated, in_place)
+    return _Way(f"{how}{OF_FINISHED}", program, case.jaxpr, _NOT_JITTED if case.program in _LOOPS else _JITTED_BEFORE)
 
 
 def tried(case: CompiledProgram, timed: bool) -> Trial:
     """Compile a program under `in_place`, with the arguments donated that it copies, and run it on zeros if `timed`.
 
-    Where donation is enough, `in_place` is left out.
+    If donation alone is enough, `in_place` is not tried.
     """
     least = min(copy.num_bytes for copy in (*case.copies, *case.copies.arguments))
-    as_it_is = _Way("as it is", _unchanged, case.donated)
     donated = case.donated | {copy.number for copy in case.copies.arguments}
-    both = "donated, under in_place" if donated > case.donated else "under in_place"
-    ways = [_Way("donated", _unchanged, donated)] if donated > case.donated and not case.copies else []
-    for way in (*ways, _Way(both, in_place, donated)):
+    ways = [lambda: _under_in_place(case, donated, "under in_place" if donated == case.donated else _BOTH)]
+    if donated > case.donated and not case.copies:
+        ways.insert(0, lambda: _Way("donated", _of_jaxpr(case.jaxpr, donated, _unchanged), case.jaxpr))
+    for try_it in ways:
         started = time.perf_counter()
-        compiled = way.compiled(case.jaxpr)
+        way = try_it()
         compiling = time.perf_counter() - started
-        left = _left(compiled, least)
+        left = _left(way.program.compiled, least)
         if not left:
             break
     if not (timed and case.ends) or case.jaxpr.effects:
-        return Trial(left, None, None, way.how)
-    plain = as_it_is.compiled(case.jaxpr)
+        return Trial(left, None, None, way.how, line=way.line)
+    plain = _of_jaxpr(case.jaxpr, case.donated, _unchanged)
 
     def measured() -> tuple[Measurement, Measurement]:
-        return as_it_is.measured(case.jaxpr, 1, plain), way.measured(case.jaxpr, 1, compiled)
+        return plain.measured(), way.program.measured()
 
     before, after = _again_if_slower(*measured(), measured)
     growth = None
-    if before.seconds < _LONGEST and compiling < _PATIENCE and (fewer := quartered(case.jaxpr)):
-        with contextlib.suppress(Exception):  # whatever it is, the program itself was measured
-            growth = as_it_is.grown(fewer, before), way.grown(fewer, after)
+    if before.seconds < _LONGEST and compiling < _PATIENCE and (grown := plain.grown(case.jaxpr, before)):
+        growth = grown, way.program.grown(way.jaxpr, after)
     memory = before.num_bytes, after.num_bytes
-    return Trial(left, before.seconds, after.seconds, way.how, growth, memory)
+    return Trial(left, before.seconds, after.seconds, way.how, growth, memory, way.line)
 
 
 def grows(case: CompiledProgram) -> bool:
@@ -102,22 +152,21 @@ def grows(case: CompiledProgram) -> bool:
     fewer = None if case.jaxpr.effects else quartered(case.jaxpr)
     if fewer is None:
         return False
-    as_it_is, healed = _Way("as it is", _unchanged, case.donated), _Way("under in_place", in_place, case.donated)
-    before = as_it_is.measured(case.jaxpr, 1)
+    plain = _of_jaxpr(case.jaxpr, case.donated, _unchanged)
+    before = plain.measured()
     if not _SHORTEST < before.seconds < _LONGEST:
         return False
-    growth = as_it_is.grown(fewer, before)
-    if not growth.is_too_much:
+    growth = plain.grown(case.jaxpr, before)
+    if growth is None or not growth.is_too_much:
         return False
-    after = healed.measured(case.jaxpr, 1)
-    before, after = _again_if_slower(
-        before, after, lambda: (as_it_is.measured(case.jaxpr, 1), healed.measured(case.jaxpr, 1))
-    )
-    growths = growth, healed.grown(fewer, after)
+    way = _under_in_place(case, case.donated, "under in_place")
+    after = way.program.measured()
+    before, after = _again_if_slower(before, after, lambda: (plain.measured(), way.program.measured()))
+    growths = growth, way.program.grown(way.jaxpr, after)
     case.loop = place_of(outermost(case.jaxpr))
     case.copies.kept = kept_for_gradient(case.jaxpr)
     memory = before.num_bytes, after.num_bytes
-    case.trial = Trial(None, before.seconds, after.seconds, healed.how, growths, memory)
+    case.trial = Trial(None, before.seconds, after.seconds, way.how, growths, memory, way.line)
     helps = _GAIN * after.seconds < before.seconds or _GAIN * after.num_bytes < before.num_bytes
     return helps or not computes_with_all_rows(case.jaxpr, fewer[1])
 

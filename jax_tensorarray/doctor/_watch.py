@@ -22,6 +22,7 @@ from jax_tensorarray.doctor._copies import (
     copies_in,
     counts,
     lines_of_today,
+    with_kept,
 )
 from jax_tensorarray.doctor._page import fragment
 from jax_tensorarray.doctor._programs import CompiledProgram, Programs
@@ -185,8 +186,10 @@ def _look(report: Report, name: str, jaxpr: Jaxpr, executable: Any, min_bytes: i
         copies.arguments = argument_copies(hlo, min_bytes)
     if copies and jaxpr is not None:
         with contextlib.suppress(Exception):  # what is not known is left out
-            copies.kept = _kept.kept_for_gradient(jaxpr, min_bytes)
+            with_kept(copies, _kept.kept_for_gradient(jaxpr, min_bytes))
     case = CompiledProgram(program, copies, jaxpr=jaxpr, ends=None not in loops, donated=donated(hlo))
+    if loops or copies.arguments:
+        case.function = None if jaxpr is None else _compat.function_of(jaxpr)
     if calls is not None and copies.arguments:
         case.calls = calls.expect(jaxpr, copies.arguments, program)
     if copies or copies.arguments:

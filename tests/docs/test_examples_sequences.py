@@ -126,7 +126,7 @@ def test_what_it_is_compared_with_in_plain_jax_is_the_same(unpacker):
 
 def test_the_forward_loop_copies_no_rows():
     params, texts = decoder.init_params(np.random.default_rng(0)), decoder.make_texts(np.random.default_rng(0), 1)
-    assert not loop_copies(decoder.log_likelihood, params, *(x[0] for x in texts), min_bytes=0)
+    assert not loop_copies(decoder.log_likelihood, min_bytes=0)(params, *(x[0] for x in texts))
 
 
 def test_the_picture_has_a_mark_where_a_letter_was_looked_for():

@@ -381,7 +381,7 @@ ADVICE = {
 def test_a_program_that_does_what_is_advised_is_as_right_and_in_place(cause, program):
     advice = ADVICE[cause, program]
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1000, WIDTH)))
-    copies, left = (loop_copies(f, x) for f in (advice.found, advice.advised))
+    copies, left = (loop_copies(f)(x) for f in (advice.found, advice.advised))
     text = _advice.ADVICE[cause].removeprefix("{}")
     given = [copy for copy in copies if text in copy.advice and advice.line in copy.code]
     assert given and {copy.file for copy in given} == {__file__}, copies
@@ -392,10 +392,10 @@ def test_a_program_that_does_what_is_advised_is_as_right_and_in_place(cause, pro
 
 
 def test_what_a_product_makes_anew_is_left_and_the_copies_beside_it_are_not():
-    copies = loop_copies(ADVICE["kept", "a product"].found, jnp.ones((50, WIDTH)))
+    copies = loop_copies(ADVICE["kept", "a product"].found)(jnp.ones((50, WIDTH)))
     assert {copy.kind for copy in copies} == {"save", "anew", "copy"}
     for copy in copies:
-        said = "If that is what it should do, leave it" if copy.kind == "anew" else "Under in_place"
+        said = "If you want that, leave it" if copy.kind == "anew" else "Put in_place around the function"
         assert said in copy.advice, copy
 
 

@@ -99,7 +99,7 @@ def test_what_is_said_to_stay_is_what_is_left_in_the_jaxpr(name, first_lines):
 def test_the_doctor_names_a_section_for_code_before_and_none_for_code_after(name, first_lines):
     names = SECTIONS[name][1].run(first_lines)
     args = names.get("args", (names["b"],))
-    before, after = (loop_copies(names[which], *args, min_bytes=0) for which in ("before", "after"))
+    before, after = (loop_copies(names[which], min_bytes=0)(*args) for which in ("before", "after"))
     assert name in {copy.reason for copy in before} and f"[{name}]" in str(before)
     assert name not in {copy.reason for copy in after}
 
@@ -267,7 +267,7 @@ def test_under_in_place_the_doctor_knows_the_line_of_what_jax_has_jitted():
 
         return lax.fori_loop(0, 64, body, (b, b[0]))
 
-    [select] = [copy for copy in loop_copies(in_place(f), B, min_bytes=0) if copy.kind == "select"]
+    [select] = [copy for copy in loop_copies(in_place(f), min_bytes=0)(B) if copy.kind == "select"]
     assert "jnp.where(" in select.code
 
 

@@ -81,17 +81,18 @@ def test_memory_is_what_xla_allocates_and_time_is_measured():
     assert found.sizes == (20, 80)
     kept = 20 * 20 * 8 * 4
     assert kept < found.num_bytes[0] < 1.2 * kept
-    assert 12 < found.memory < 16.1
+    assert 12 < found.memory_ratio < 16.1
     assert 1.8 < found.memory_exponent < 2.01
-    assert found.time == found.seconds[1] / found.seconds[0]
-    assert found.size == 4
+    assert found.time_ratio == found.seconds[1] / found.seconds[0]
+    assert found.size_ratio == 4
 
 
 def test_it_prints_as_one_line():
-    found = Growth((250, 1000), (0.001, 0.0152), (100, 400))
+    found = Growth(sizes=(250, 1000), seconds=(0.001, 0.0152), num_bytes=(100, 400))
     assert str(found) == "4 times the steps, 15 times the time, 4 times the memory"
     assert (found.time_exponent, found.memory_exponent) == pytest.approx((1.963, 1), abs=1e-3)
-    assert str(Growth((1, 2), (1.0, 1.0), (0, 0))) == "2 times the steps, the same time, the same memory"
+    same = Growth(sizes=(1, 2), seconds=(1.0, 1.0), num_bytes=(0, 0))
+    assert str(same) == "2 times the steps, the same time, the same memory"
 
 
 def test_sizes_grow_until_a_run_takes_long_enough(monkeypatch):
@@ -113,18 +114,18 @@ def test_arguments_may_be_several_and_are_made_anew_if_they_are_donated():
     found = growth(f, make, sizes=(1000, 4000))
     assert made.count(4000) > 3
     assert found.num_bytes == (0, 0)  # the results are where the arguments were
-    assert found.memory == 1
+    assert found.memory_ratio == 1
 
 
 def test_growth_can_be_forbidden(monkeypatch):
     monkeypatch.setattr(_growth, "seconds_of", lambda f, args: 1e-3 * len(args()[0]))
-    assert forbid_growth(jnp.sin, jnp.ones, sizes=(10, 40)).time == 4
+    assert forbid_growth(jnp.sin, jnp.ones, sizes=(10, 40)).time_ratio == 4
     with pytest.raises(
         GrowthError, match=r"forbid_growth: 4 times the steps, 4 times the time, 1. times the memory, from 50 to 200 "
     ) as error:
         forbid_growth(versions, rows, sizes=(50, 200))
     assert error.value.growth.sizes == (50, 200)
-    assert forbid_growth(versions, rows, sizes=(50, 200), memory=20).memory > 12
+    assert forbid_growth(versions, rows, sizes=(50, 200), memory=20).memory_ratio > 12
     with pytest.raises(GrowthError, match="but 3 times the time is allowed"):
         forbid_growth(jnp.sin, jnp.ones, sizes=(10, 40), time=3)
 
@@ -132,14 +133,14 @@ def test_growth_can_be_forbidden(monkeypatch):
 def test_what_takes_too_long_is_measured_once_more(monkeypatch):
     times = iter([1.0, 16.0, 1.0, 4.0])
     monkeypatch.setattr(_growth, "seconds_of", lambda f, args: next(times))
-    assert forbid_growth(jnp.sin, jnp.ones, sizes=(10, 40)).time == 4
+    assert forbid_growth(jnp.sin, jnp.ones, sizes=(10, 40)).time_ratio == 4
 
 
 @pytest.mark.parametrize("of", [growth, forbid_growth])
 @pytest.mark.parametrize(
     ("arguments", "keywords", "error", "text"),
     [
-        ((1, jnp.ones), {}, TypeError, "f must be a function, not int"),
+        ((1, jnp.ones), {}, TypeError, "fun must be a function, not int"),
         ((jnp.sin, np.ones(3)), {}, TypeError, "make_args must be a function, not ndarray"),
         ((jnp.sin, jnp.ones), {"sizes": (1.0, 2)}, TypeError, r"sizes must be two integers, but they are \(1.0, 2\)"),
         ((jnp.sin, jnp.ones), {"sizes": 3}, TypeError, "sizes must be two integers, but they are 3"),
@@ -211,7 +212,7 @@ def test_a_program_that_grows_though_nothing_is_copied_is_found(monkeypatch):
         r"The time of 1 program grows faster than the steps\. 1\. views: 4 times the steps, 16 times", text
     )
     before, _ = report.as_json()["cases"][0]["in_place"]["growth"]
-    assert (before["time"], before["sizes"]) == (16, (50, 200))
+    assert (before["time_ratio"], before["sizes"]) == (16, (50, 200))
 
 
 # --- what a gradient keeps ---------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def test_a_program_that_grows_though_nothing_is_copied_is_found(monkeypatch):
 
 def test_what_a_gradient_keeps_is_listed_the_largest_first():
     n, m = 300, 8
-    found = loop_copies(jax.grad(gram_schmidt), rows(n))
+    found = loop_copies(jax.grad(gram_schmidt))(rows(n))
     sizes = [kept.num_bytes for kept in found.kept]
     assert sizes == sorted(sizes, reverse=True)
     whole = n * n * m * 4
@@ -239,13 +240,13 @@ def test_rows_that_a_gradient_keeps_are_known_and_no_reason_to_say_anything():
     def f(x):
         return jnp.sum(lax.scan(lambda h, row: (jnp.tanh(h + row), None), jnp.zeros(8, jnp.float32), x)[0])
 
-    found = loop_copies(jax.grad(f), rows(100), min_bytes=0)
+    found = loop_copies(jax.grad(f), min_bytes=0)(rows(100))
     assert {(kept.dtype, kept.shape, kept.steps) for kept in found.kept} == {("float32", (8,), 100)}
     assert found.kept[0].num_bytes == 100 * 8 * 4
     assert "jnp.tanh" in found.kept[0].code
     assert str(found).count("\n") == 0
-    assert loop_copies(f, rows(100), min_bytes=0).kept == []
-    assert loop_copies(jax.grad(f), rows(100), min_bytes=10**4).kept == []
+    assert loop_copies(f, min_bytes=0)(rows(100)).kept == []
+    assert loop_copies(jax.grad(f), min_bytes=10**4)(rows(100)).kept == []
 
 
 def test_the_report_says_how_a_gradient_grows_and_lists_what_it_keeps(monkeypatch):
@@ -254,13 +255,13 @@ def test_the_report_says_how_a_gradient_grows_and_lists_what_it_keeps(monkeypatc
         jax.jit(jax.grad(gram_schmidt))(rows(200))
     report.try_in_place()
     text = " ".join(str(report).split())
-    first = r"1\. gram_schmidt: \S+ MiB a run, the gradient keeps 2\.\d MiB; 4 times the steps, 16 times the time "
+    first = (
+        r"1\. gram_schmidt: \S+ MiB copied per run, the gradient keeps 2\.\d MiB; 4 times the steps, 16 times the time "
+    )
     assert re.search(first + "under in_place:", text)
-    assert re.search(r"under in_place: 4 times the steps, 16 times the time, 1\d times the memory", text)
     assert re.search(
         r"The gradient keeps 2\.\d MiB .* XLA needs \S+ MiB for results and temporary arrays; under in", text
     )
-    assert "write jax.grad(in_place(f))" in text.replace("Write", "write")
     (case,) = report.as_json()["cases"]
     assert case["kept"][0]["num_bytes"] == 200 * 200 * 8 * 4
     assert "The gradient keeps 2." in html(report, "a page")

@@ -110,7 +110,7 @@ def test_our_loops_choose_with_a_known_number_of_steps(loop):
     taken = temporary(jax.grad(f), Q)
     assert taken < 12 * Q.nbytes
     assert temporary(jax.grad(rows(ta_read, ta_write, functools.partial(loop, residuals="tape"))), Q) > 20 * taken
-    assert not any(copy.kind == "save" for copy in loop_copies(jax.grad(f), Q, min_bytes=0))
+    assert not any(copy.kind == "save" for copy in loop_copies(jax.grad(f), min_bytes=0)(Q))
 
 
 def test_in_place_takes_residuals_and_memory():
@@ -249,7 +249,7 @@ def test_a_wrong_log_is_found(monkeypatch):
 
 def test_rows_are_put_back_in_place():
     f, (Q,) = PROGRAMS["arnoldi"](300)
-    found = loop_copies(jax.grad(in_place(f)), Q, min_bytes=0)
+    found = loop_copies(jax.grad(in_place(f)), min_bytes=0)(Q)
     assert {copy.kind for copy in found} <= {"anew"}  # the cotangent of all rows, in every step
 
 
@@ -385,7 +385,7 @@ def test_a_large_index_that_is_computed_from_less_is_computed_again(name, order)
     program = compiled((ORDERS | BATCHED)[order](f, args), *args)
     assert bytes_of(program) <= bytes_of(plain) * (1 + (order in BATCHED)) / 4
     close(program(*args), plain(*args))
-    assert not loop_copies(gradient(in_place(f), args), *args)
+    assert not loop_copies(gradient(in_place(f), args))(*args)
 
 
 @pytest.mark.parametrize("derivative", [along, twice])

@@ -177,13 +177,13 @@ def test_a_history_is_not_copied(name):
 @pytest.mark.parametrize("order", ["gradient of", "of a gradient"])
 def test_the_gradient_of_a_step_in_a_branch_copies_none(order):
     assert len(copies_of_gradient()) == 8
-    assert not loop_copies(ORDERS[order][1](in_a_branch), X, min_bytes=ROWS * SIZE * 8)
+    assert not loop_copies(ORDERS[order][1](in_a_branch), min_bytes=ROWS * SIZE * 8)(X)
 
 
 @functools.cache
 def copies_of_gradient():
     """In plain JAX."""
-    return loop_copies(jax.grad(total(in_a_branch)), X, min_bytes=ROWS * SIZE * 8)
+    return loop_copies(jax.grad(total(in_a_branch)), min_bytes=ROWS * SIZE * 8)(X)
 
 
 def copies(program):
@@ -299,5 +299,5 @@ def test_what_reads_a_history_as_a_whole_reads_it_after_its_update(read):
     gradient = jax.grad(lambda b: jnp.sum(f(b)[0] ** 2) + jnp.sum(f(b)[1]))
     np.testing.assert_allclose(jax.jit(in_place(gradient))(b), jax.jit(gradient)(b), rtol=1e-9, atol=1e-12)
     for g, x in ((in_place(f), b), (in_place(gradient), b), (jax.vmap(in_place(gradient)), np.stack([b, b]))):
-        moved = loop_copies(g, x, min_bytes=b.nbytes)
+        moved = loop_copies(g, min_bytes=b.nbytes)(x)
         assert not [c for c in moved if c.kind == "copy"], list(map(str, moved))

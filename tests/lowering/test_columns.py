@@ -38,7 +38,7 @@ def expected(scale):
 def test_a_growing_factor_is_not_copied(is_batch):
     f = jax.vmap(in_place(factor)) if is_batch else in_place(factor)
     scale = jnp.array([0.5, 0.9]) if is_batch else jnp.array(0.5)
-    assert not loop_copies(f, scale, min_bytes=N * N * 8)
+    assert not loop_copies(f, min_bytes=N * N * 8)(scale)
     found = np.asarray(jax.jit(f)(scale)).reshape(-1, N, N)
     for low, each in zip(found, np.atleast_1d(scale), strict=True):
         np.testing.assert_allclose(low, expected(each), atol=1e-9)
@@ -46,7 +46,7 @@ def test_a_growing_factor_is_not_copied(is_batch):
 
 def test_a_factor_of_which_rows_are_read_stays_by_rows():
     f = in_place(lambda scale: factor(scale, reads_row=True))
-    assert "layout_constraint" not in str(passes(f, jnp.array(0.5), platform="cpu")["columns"])
+    assert "layout_constraint" not in str(passes(f, platform="cpu")(jnp.array(0.5))["columns"])
     np.testing.assert_allclose(jax.jit(f)(jnp.array(0.5)), expected(0.5), atol=1e-9)
 
 

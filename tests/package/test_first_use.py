@@ -135,7 +135,7 @@ def ops(b):
     return jta.fori_loop(1, 60, step, b).sum()
 loss = lambda b: kept(b).sum()
 print(jnp.allclose(jax.grad(ops)(x), first), jnp.allclose(jax.grad(jta.in_place(loss))(x), first))
-print(len(loop_copies(jax.grad(jta.in_place(loss)), x)), len(loop_copies(jta.in_place(jax.grad(loss)), x)))
+print(len(loop_copies(jax.grad(jta.in_place(loss)))(x)), len(loop_copies(jta.in_place(jax.grad(loss)))(x)))
 """
     assert outcome(script) == ["True", "True", "0", "0"]
 

@@ -1,0 +1,229 @@
+"""Compare the values of two runs of a program: the results of its jitted functions, its output and its exit status."""
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tensorarray import _compat
+
+#: Of each function the first calls are recorded, and then the calls whose number is a power of two.
+_FIRST_CALLS = 100
+
+#: Of a larger array so many elements are recorded, evenly spaced.
+_ELEMENTS = 65_536
+
+#: The bytes that are recorded in all.
+_BYTES = 2**28
+
+#: The largest difference, as a part of the largest number in the array, by the bytes of a float. `in_place` may reorder
+#: sums, and a program repeats the rounding errors of its own results. All other types have to be equal.
+TOLERANCES = {8: 1e-8, 4: 1e-4, 2: 3e-2}
+
+#: The largest relative difference of numbers that a program prints.
+_PRINTED = 1e-3
+
+# --- in the process of the program -----------------------------------------------------------------------------
+
+
+class Recorder:
+    """Keeps the results of jitted functions. `seconds` is the time that this took."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._calls: Counter[str] = Counter()
+        self._index: list[tuple[str, int, list[str]]] = []
+        self._arrays: list[Any] = []
+        self._bytes, self._left_out = 0, 0
+        self._lock = threading.RLock()
+
+    def seen(self, function: Any, results: Any) -> None:
+        """Record the results of a call, unless JAX itself or the compiler of a framework has defined the function."""
+        module = str(getattr(getattr(function, "__wrapped__", function), "__module__", ""))
+        name = getattr(function, "__name__", "")
+        if not name or f"{module}.".startswith(("jax.", "jaxlib.")):
+            return
+        with self._lock:
+            self._calls[name] += 1
+            number = self._calls[name]
+            if number > _FIRST_CALLS and number & (number - 1):
+                return
+            if self._bytes > _BYTES:
+                self._left_out += 1
+                return
+            jax.block_until_ready(results)  # this time is the program's
+            started = time.perf_counter()
+            paths = []
+            for path, leaf in jax.tree_util.tree_leaves_with_path(results):
+                array = _sample(leaf)
+                if array is not None:
+                    paths.append(jax.tree_util.keystr(path))
+                    self._arrays.append(array)
+                    self._bytes += array.nbytes
+            self._index.append((name, number, paths))
+            self.seconds += time.perf_counter() - started
+
+    def write(self, folder: Path) -> None:
+        index = {"calls": self._index, "numbers": self._calls, "left_out": self._left_out}
+        (folder / "calls.json").write_text(json.dumps(index))
+        np.savez(folder / "arrays.npz", *self._arrays)
+
+
+def _sample(x: Any) -> Any:
+    """Return the elements of an array that are compared. None if there are none here."""
+    if not isinstance(x, jax.Array) or not x.is_fully_addressable or x.is_deleted():
+        return None
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # such as keys of random numbers
+        return None
+    array = np.asarray(x)
+    if array.dtype.kind not in "biufc":  # bfloat16 and smaller floats, as float16: for its tolerance
+        array = array.astype(np.float16)
+    if array.size <= _ELEMENTS:
+        return array.copy()
+    return array.reshape(-1)[np.linspace(0, array.size - 1, _ELEMENTS).astype(np.int64)]
+
+
+@contextlib.contextmanager
+def recorded(folder: Path | None) -> Iterator[Recorder | None]:
+    """Record the results of the jitted functions that are called in a block, in this folder."""
+    if folder is None:
+        yield None
+        return
+    recorder = Recorder()
+    with _compat.results(recorder.seen):
+        yield recorder
+    recorder.write(folder)
+
+
+# --- in the process that compares ------------------------------------------------------------------------------
+
+
+def run(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command and pass its standard output on. Return its exit status and the output."""
+    parts: list[bytes] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        while part := process.stdout.read1():  # type: ignore[attr-defined]
+            parts.append(part)
+            sys.stdout.write(part.decode(errors="replace"))
+            sys.stdout.flush()
+    return process.returncode, b"".join(parts).decode(errors="replace")
+
+
+class Compared(NamedTuple):
+    """What two runs have in common."""
+
+    calls: int  #: how many calls were compared
+    functions: int  #: of how many functions
+    left_out: int  #: how many calls were not recorded, because there was too much
+    difference: str  #: the first one; empty if there is none
+    output: str  #: the first difference of the standard outputs; empty if there is none
+
+    def lines(self) -> list[str]:
+        """Return what was compared, and the result."""
+        calls = f"{self.calls} call{'s' * (self.calls != 1)}"
+        functions = f"{self.functions} jitted function{'s' * (self.functions != 1)}"
+        rest = f" ({self.left_out} more calls were not recorded)" if self.left_out else ""
+        compared = (
+            f"the results of {calls} of {functions}{rest}. Floats may differ by {TOLERANCES[4]:g} of the largest "
+        )
+        compared += f"number in their array, float64 by {TOLERANCES[8]:g}, and float16 by {TOLERANCES[2]:g}."
+        if not self.calls:
+            compared = "only the output. The program called no function of its own that it jits."
+        values = f"different, first in {self.difference}. {_SEEDS}" if self.difference else "the same"
+        output = f"different, first in {self.output}" if self.output else "the same"
+        return [f"compared: {compared}", f"values:   {values}", f"output:   {output}"]
+
+
+def compared(folders: Sequence[Path], outputs: Sequence[str]) -> Compared:
+    """Compare the recorded results of two runs and their outputs."""
+    with contextlib.ExitStack() as files:
+        indices = [json.loads((folder / "calls.json").read_text()) for folder in folders]
+        arrays = [files.enter_context(np.load(folder / "arrays.npz")) for folder in folders]
+        calls = [_by_call(*each) for each in zip(indices, arrays, strict=True)]
+        common = [call for call in calls[0] if call in calls[1]]
+        difference = ""
+        for call in common:
+            if difference := _difference(*(each[call] for each in calls)):
+                difference = f"call {call[1]} of {call[0]}, {difference}"
+                break
+        if not difference:
+            difference = _other_calls(*(index["numbers"] for index in indices))
+        left_out = max(index["left_out"] for index in indices)
+        return Compared(len(common), len({name for name, _ in common}), left_out, difference, _lines(*outputs))
+
+
+def _by_call(index: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    number, found = 0, {}
+    for name, call, paths in index["calls"]:
+        found[name, call] = {path: arrays[f"arr_{number + k}"] for k, path in enumerate(paths)}
+        number += len(paths)
+    return found
+
+
+def _other_calls(unchanged: Mapping[str, int], rewritten: Mapping[str, int]) -> str:
+    """Return which function was not called equally often."""
+    for name in [*unchanged, *rewritten]:
+        before, after = unchanged.get(name, 0), rewritten.get(name, 0)
+        if before != after:
+            return f"the number of calls of {name}: {before} unchanged, {after} under in_place"
+    return ""
+
+
+def _difference(unchanged: Mapping[str, Any], rewritten: Mapping[str, Any]) -> str:
+    """Return the first difference between the results of a call."""
+    if list(unchanged) != list(rewritten):
+        return f"its structure: {len(unchanged)} arrays unchanged, {len(rewritten)} under in_place"
+    for path, before in unchanged.items():
+        after = rewritten[path]
+        if (before.shape, before.dtype) != (after.shape, after.dtype):
+            types = (f"{array.dtype}{list(array.shape)}" for array in (before, after))
+            return "result{}: {} unchanged, {} under in_place".format(path, *types)
+        wrong = _wrong(before, after)
+        if wrong.any():
+            at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+            element = f"[{', '.join(map(str, at))}]" if at else ""
+            return f"result{path}{element}: {before[at]!s} unchanged, {after[at]!s} under in_place"
+    return ""
+
+
+def _wrong(before: Any, after: Any) -> Any:
+    """Return where two arrays differ by more than rounding."""
+    if before.dtype.kind not in "fc":
+        return np.asarray(before != after)
+    both_nan = np.isnan(before) & np.isnan(after)
+    finite = np.abs(before[np.isfinite(before)])
+    size = before.dtype.itemsize // (2 if before.dtype.kind == "c" else 1)
+    allowed = TOLERANCES.get(size, TOLERANCES[8]) * (finite.max() if finite.size else 0.0)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(after - before) <= allowed
+    return ~(near | both_nan | (before == after))
+
+
+_SEEDS = "If the program takes random numbers without a fixed seed, two unchanged runs differ too."
+
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+def _lines(unchanged: str, rewritten: str) -> str:
+    """Return the first line in which two texts differ by more than the rounding of numbers."""
+    before, after = unchanged.splitlines(), rewritten.splitlines()
+    for number, (a, b) in enumerate(zip(before, after, strict=False), 1):
+        numbers = [[float(x) for x in _NUMBER.findall(text)] for text in (a, b)]
+        is_same = _NUMBER.sub("#", a) == _NUMBER.sub("#", b) and np.allclose(numbers[0], numbers[1], rtol=_PRINTED)
+        if not is_same:
+            return f"line {number}: {a.strip()[:60]!r} unchanged, {b.strip()[:60]!r} under in_place"
+    if len(before) != len(after):
+        return f"its length: {len(before)} lines unchanged, {len(after)} under in_place"
+    return ""
