@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks import environments
 
 COMMITTED = Path(__file__).parent / "results" / "cpu.json"
-#: The pages that have figures of a run.
-PAGES = [environments.ROOT / name for name in ("README.md", "benchmarks/README.md", "docs/porting.md")]
+#: The pages that have tables of a run.
+PAGES = [environments.ROOT / name for name in ("benchmarks/README.md", "docs/background/evidence.md")]
 
 #: A few cases of each kind, in less than two minutes.
 QUICK: dict[str, list[Any]] = {
@@ -167,7 +167,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("file", nargs="?", type=Path, default=COMMITTED)
     one.set_defaults(do=show)
 
-    one = commands.add_parser("readme", help="write the figures of a run into the README and the pages")
+    one = commands.add_parser("readme", help="write the tables of a run into the pages")
     one.add_argument("file", nargs="?", type=Path, default=COMMITTED)
     one.set_defaults(do=readme)
 

@@ -93,7 +93,7 @@ def _cases() -> Iterator[Case]:
         "append": ("an array that grows by a row in every step", SIZES),
         "map_rows": ("unstack, read, write, stack", (*SIZES, 1_000_000)),
         "lstm": ("an LSTM decoder whose every step reads an earlier state", SIZES[:4]),
-        "beam_search": ("four hypotheses of 32 letters a step, followed back to the start", SIZES[:4]),
+        "beam_search": ("four hypotheses of 32 letters per step, followed back to the start", SIZES[:4]),
     }
     for name, (about, sizes) in models.items():
         in_jax = tuple(rival for rival in _rivals(name) if rival != "ours_class")  # which ours is, there

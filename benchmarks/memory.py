@@ -61,7 +61,7 @@ PROGRAMS = {"chain": chain, "rows": rows}
 
 
 def with_checkpoints(cond, body, start, T):
-    return jt.while_loop(cond, body, start, max_steps=T, residuals=jt.Checkpoint(max(1, math.isqrt(2 * T))))
+    return jt.while_loop(cond, body, start, max_steps=T, residuals=jt.residuals.Checkpoint(max(1, math.isqrt(2 * T))))
 
 
 def nested_scans(cond, body, start, T):
@@ -80,8 +80,8 @@ WAYS = {
     "recompute": in_jax.ours_while("recompute"),
     "checkpoint": with_checkpoints,
     "undo": in_jax.ours_while("undo"),
-    "offload": in_jax.ours_while(jt.Tape(offload=True)),
-    "memory=1e6": in_jax.ours_while(jt.Auto(memory=1_000_000)),
+    "offload": in_jax.ours_while(jt.residuals.Tape(offload=True)),
+    "memory=1e6": in_jax.ours_while(jt.residuals.Auto(memory=1_000_000)),
     "lax.scan": in_jax.whole_scan,
     "nested scans": nested_scans,
 }

@@ -41,12 +41,12 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def point_table(results: Sequence[Result]) -> Iterator[str]:
-    """What all rivals took for a case, one derivative and one size of rows: microseconds a step against T."""
+    """What all rivals took for a case, one derivative and one size of rows: microseconds per step against T."""
     first = results[0]
     sizes = sorted({r["T"] for r in results})
     found = curves(results)
     rows = [
-        ["microseconds a step", *(f"T = {T}" for T in sizes), "exponent", "MiB", "temp MiB", "compile ms", "copies"]
+        ["microseconds per step", *(f"T = {T}" for T in sizes), "exponent", "MiB", "temp MiB", "compile ms", "copies"]
     ]
     for rival, (_, name) in RIVALS.items():
         own = {r["T"]: r for r in results if r["rival"] == rival}
@@ -212,7 +212,7 @@ _SHOWN = {
     "swap": "swap: put a row, take the old one",
     "branches": "cond: write in one branch, read in the other",
     "inner_writes": "inner loop writes, outer loop reads",
-    "many_rows": "gather and scatter four rows a step",
+    "many_rows": "gather and scatter four rows per step",
     "checkpointed": "`jax.checkpoint` around the body",
     "issue_15906": "the loop of [jax issue 15906](https://github.com/jax-ml/jax/issues/15906)",
     "closed_over": "read a closed-over buffer (never written)",
@@ -221,7 +221,7 @@ _PORTED = {
     "write": "write each step",
     "read_then_write": "read an earlier row, write",
     "read_beside_write": "read a row beside the write",
-    "decoder": "decoder (a matrix product a step)",
+    "decoder": "decoder (a matrix product per step)",
     "append": "append with `dynamic_size`",
     "map_rows": "unstack, read, write, stack",
     "lstm": "LSTM decoder",
@@ -339,8 +339,8 @@ def _made_on(report: Report) -> str:
     machine = report["machine"]
     label = f" {report['label']}" if report["label"] else ""
     return (
-        f"<sub>{report['date'][:10]}: {what}; {machine['cores']} cores of {machine['cpu']}. Microseconds a step, rows "
-        f"of 64 float32, medians.{label}</sub>"
+        f"<sub>{report['date'][:10]}: {what}; {machine['cores']} cores of {machine['cpu']}. Microseconds per step, "
+        f"rows of 64 float32, medians.{label}</sub>"
     )
 
 

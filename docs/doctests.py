@@ -1,11 +1,18 @@
-"""Show the examples of docstrings as code: to Markdown `>>>` is a quotation of a quotation of a quotation."""
+"""Show the examples of docstrings as code, and put *stable* or *experimental* beside each name of the reference."""
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import griffe
 
-# A prompt, and all up to the next empty line: its continuations and what it prints.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from source_code import stability
+
+# A prompt, and all up to the next empty line: its continuations and its output. To Markdown `>>>` is a quotation of a
+# quotation of a quotation.
 _EXAMPLE = re.compile(r"^>>> .*\n?(?:.+\n?)*", re.MULTILINE)
 
 
@@ -16,3 +23,5 @@ class Doctests(griffe.Extension):
         """Put the fences into one docstring. Griffe calls this for every object that it has found."""
         if obj.docstring is not None:
             obj.docstring.value = _EXAMPLE.sub(lambda m: f"```pycon\n{m.group().rstrip()}\n```\n", obj.docstring.value)
+        if obj.parent is not None and obj.parent.is_module and not obj.is_module:
+            obj.labels.add(stability(obj.name))

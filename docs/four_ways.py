@@ -1,4 +1,4 @@
-"""One op written four ways, which docs/primitive.md compares: `python docs/four_ways.py NAME`.
+"""One op written four ways, which docs/primitive/which_way.md compares: `python docs/four_ways.py NAME`.
 
 NAME is a package that the template has made, which is installed: it has the kernel. Every way is checked against NumPy,
 with its gradient and batches of both where it has them, and a line says what each costs.

@@ -27,13 +27,13 @@ from benchmarks.measure import machine
 
 
 def main() -> int:
-    """Measure, print the table, and write the page if asked to. 1 if a target is missed."""
+    """Measure, print the table, and write the files of results if asked to. 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.harm", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="forward and one gradient, with fewer repeats")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="programs with this in their family or name")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="VARIANT", help=", ".join(VARIANTS))
     parser.add_argument("--jobs", type=int, default=1, help="processes that measure at a time")
-    parser.add_argument("--save", action="store_true", help="write what was measured into the documentation")
+    parser.add_argument("--save", action="store_true", help="write what was measured into benchmarks/results")
     options = parser.parse_args()
     chosen = [
         k
@@ -55,9 +55,10 @@ def main() -> int:
     print(f"Left out, since a library is not installed: {len(left_out)} ({', '.join(left_out)})" if left_out else "")
     if options.save:
         stored = json.loads(report.RESULTS.read_text()) if report.RESULTS.exists() else {}
-        stored[jax.__version__] = _made(rows, stored.get(jax.__version__))
+        stored[jax.__version__] = _made(rows, stored.get(jax.__version__), quick=options.quick)
         report.RESULTS.write_text(_text(stored))
-        report.PAGE.write_text(report.written(report.PAGE.read_text(), stored))
+        report.TABLES.write_text(report.written(report.TABLES.read_text(), stored))
+        print("run python -m benchmarks.facts, which writes the figures of the pages", file=sys.stderr)
     return int(not report.is_reached(rows))
 
 
@@ -70,8 +71,8 @@ def _measured(chosen: Sequence[int], variants: Sequence[str], effort: Effort, jo
             yield from pool.map(of, chosen)
 
 
-def _made(rows: Sequence[Row], before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What is stored of a run: in place of the rows that it measured again, beside the others."""
+def _made(rows: Sequence[Row], before: Mapping[str, Any] | None, quick: bool) -> dict[str, Any]:
+    """Return the stored form of a run. Its rows replace those of the same programs and variants."""
     found = {(row.family, row.name, row.variant): row for row in [*(report.rows_of(before) if before else ()), *rows]}
     every = [found.get((p.family, p.name, variant)) for p in PROGRAMS for variant in p.variants()]
     return {
@@ -81,6 +82,8 @@ def _made(rows: Sequence[Row], before: Mapping[str, Any] | None) -> dict[str, An
         "python": platform.python_version(),
         "cpu": machine()["cpu"],
         "cores": os.cpu_count(),
+        "pinned_to": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "quick": quick,
         "columns": Row._fields,
         "rows": [[float(f"{v:.4g}") if isinstance(v, float) else v for v in row] for row in every if row],
     }

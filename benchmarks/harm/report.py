@@ -1,4 +1,4 @@
-"""Tables of what was measured, and the page of the documentation."""
+"""Tables of what was measured, and the file that has them."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from benchmarks.harm.programs import PROGRAMS
 from benchmarks.pages import filled
 
 RESULTS = ROOT / "benchmarks/results/harm-cpu.json"
-PAGE = ROOT / "docs/harm.md"
+TABLES = ROOT / "benchmarks/results/harm.md"
 
 BEGIN = "<!-- python -m benchmarks.harm: begin -->"
 
@@ -38,7 +38,7 @@ def _line(row: Row) -> str:
         cells = [row.error, "", "", "", ""]
     else:
         ratio = f"{row.ratio:.2f}" if row.is_right else f"**different results** ({row.difference:.1g})"
-        same = "as they are" if row.same else ""
+        same = "unchanged" if row.same else ""
         cells = [f"{row.plain_ms:.3g}", f"{row.in_place_ms:.3g}", ratio, f"{row.compile_ratio:.2f}", same]
     return f"| {' | '.join([f'{row.family}: {row.name}', row.variant, *cells])} |"
 
@@ -51,11 +51,12 @@ def totals(rows: Sequence[Row]) -> str:
     lines = [
         f"{len({(row.family, row.name) for row in rows})} programs in {len(rows)} variants: "
         f"{len(rows) - len(right)} with other results or errors.",
-        f"Run time: {sum(ratio > RUN for ratio in ratios)} above {RUN} of plain JAX's, {max(ratios):.2f} the most; "
-        f"{sum(ratio < 0.5 for ratio in ratios)} less than half; "
-        f"{sum(row.same for row in right)} with their loops as they are.",
+        f"Run time: {statistics.median(ratios):.2f} in the median, {max(ratios):.2f} at worst, "
+        f"{sum(ratio > RUN for ratio in ratios)} above {RUN} (target: none); "
+        f"{sum(ratio < 0.5 for ratio in ratios)} below 0.5; "
+        f"{sum(row.same for row in right)} with unchanged loops.",
         f"Compile time: {statistics.median(compiled):.2f} in the median (target: {COMPILE_MEDIAN}), "
-        f"{max(compiled):.2f} at worst, {sum(ratio > COMPILE for ratio in compiled)} above {COMPILE}.",
+        f"{max(compiled):.2f} at worst, {sum(ratio > COMPILE for ratio in compiled)} above {COMPILE} (target: none).",
     ]
     return "\n".join(lines)
 
@@ -94,27 +95,33 @@ def rows_of(made: Mapping[str, Any]) -> list[Row]:
     return [Row(**dict(zip(made["columns"], row, strict=True))) for row in made["rows"]]
 
 
+def made_on(made: Mapping[str, Any]) -> str:
+    """Return the date, the versions and the machine of a run, and how thorough it was."""
+    cores = f"one of {made['cores']} cores" if made["pinned_to"] == 1 else f"{made['cores']} cores"
+    repeats = ", fewer repeats (`--quick`)" if made["quick"] else ""
+    versions = f"jax {made['jax']}, {made['date']}, Python {made['python']}"
+    return f"{versions}, {cores} of {made['cpu']}{repeats}"
+
+
 def page(stored: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of every version of JAX: totals, the fifteen worst, and all programs."""
+    """Return, for each version of JAX, the totals, the fifteen slowest variants, and all programs."""
     parts = []
     for made in stored.values():
         rows = rows_of(made)
         there = {(row.family, row.name) for row in rows}
         left = sum((program.family, program.name) not in there for program in PROGRAMS)
-        machine = f"{made['cores']} core{'s' if made['cores'] > 1 else ''} of {made['cpu']}"
         parts += [
             f"## jax {made['jax']}",
-            f"{made['date']}, jaxlib {made['jaxlib']}, Python {made['python']}, {machine}. "
-            f"The libraries of {left} programs were not installed.",
+            f"{made_on(made)}. The libraries of {left} programs were not installed.",
             "- " + totals(rows).replace("\n", "\n- "),
-            "The fifteen that are slowest beside plain JAX:",
+            "The fifteen variants that are slowest beside plain JAX:",
             table(worst(rows)[:15]),
-            "All programs: run time as a part of plain JAX's, and the worst compile time:",
+            "All programs: run time divided by plain JAX's, and the worst compile time:",
             programs(rows),
         ]
     return "\n\n".join(parts)
 
 
 def written(text: str, stored: Mapping[str, Mapping[str, Any]]) -> str:
-    """A page with what is between its marks replaced."""
+    """Return the file with new tables between its marks."""
     return filled(text, BEGIN, page(stored))

@@ -1,5 +1,5 @@
 """Public TensorFlow programs with a `tf.TensorArray`, ported literally: how many lines change, and why.
 
-`python -m benchmarks.ports` prints the tables of docs/porting.md. The programs come from PyPI, and none of them is kept
-here but for the lines that change.
+`python -m benchmarks.ports` prints the tables of `benchmarks/results/ports.md`. The programs come from PyPI. Only the
+lines that change are kept here.
 """

@@ -1,4 +1,4 @@
-"""The tables of docs/porting.md, and whether a port gives what its original gives."""
+"""The tables of benchmarks/results/ports.md, and whether a port gives what its original gives."""
 
 from collections.abc import Sequence
 from typing import Any

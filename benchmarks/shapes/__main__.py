@@ -17,18 +17,18 @@ from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import text as hlo_text
 
 RESULTS = ROOT / "benchmarks/results/shapes.json"
-PAGE = ROOT / "docs/shapes.md"
+TABLE = ROOT / "benchmarks/results/shapes.md"
 BEGIN = "<!-- python -m benchmarks.shapes: begin -->"
 STEPS = 256
 PLATFORMS = {"cpu": "CPU", "cuda": "H100", "tpu": "TPU v5e"}
 
 
 def main() -> None:
-    """Compile every shape for every platform whose compiler is installed, and write the page if asked to."""
+    """Compile every shape for every platform whose compiler is installed, and write the table if asked to."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="shapes with this in their names")
     parser.add_argument("--platforms", nargs="+", choices=PLATFORMS, default=list(PLATFORMS))
-    parser.add_argument("--save", action="store_true", help="write what was found into the documentation")
+    parser.add_argument("--save", action="store_true", help="write what was found into benchmarks/results")
     options = parser.parse_args()
     made: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "jax": jax.__version__}
     stored = json.loads(RESULTS.read_text())["shapes"] if RESULTS.exists() else {}
@@ -39,7 +39,7 @@ def main() -> None:
     made["shapes"] = {name: stored[name] for name in SHAPES if name in stored}
     if options.save:
         RESULTS.write_text(json.dumps(made, indent=1) + "\n")
-        PAGE.write_text(written(PAGE.read_text(), made))
+        TABLE.write_text(written(TABLE.read_text(), made))
 
 
 def _found(of: Shape, platforms: list[str]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def growth(of: Shape, change: Callable[..., Any]) -> float:
 
 
 def written(text: str, made: Mapping[str, Any]) -> str:
-    """A page with what is between its marks replaced."""
+    """Return the file with a new table between its marks."""
     return filled(text, BEGIN, table(made))
 
 

@@ -4,25 +4,31 @@ import argparse
 import json
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import jax
 
+from benchmarks.measure import machine
+from benchmarks.pages import filled
 from benchmarks.wild import report
 from benchmarks.wild.measure import Found, Row, row_of
 from benchmarks.wild.programs import PROGRAMS
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks/results/wild-cpu.json"
+TABLE = ROOT / "benchmarks/results/wild.md"
 
 
 def main() -> int:
-    """Measure, print the table, and write the page if asked to. 1 if a result differs."""
+    """Measure, print the table, and write the files of results if asked to. 1 if a result differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.wild", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="programs whose name has this in it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument(
-        "--write", action="store_true", help="write figures, page and picture; what is not measured stays as it is"
+        "--write",
+        action="store_true",
+        help="write figures, tables and picture; programs that are not measured keep theirs",
     )
     options = parser.parse_args()
     rows = []
@@ -41,30 +47,29 @@ def main() -> int:
     if options.write:
         kept = with_stored(rows)
         RESULTS.write_text(_as_json(kept))
-        report.draw(kept, ROOT / "docs/wild.svg")
-        write_pages(kept)
+        report.draw(kept, ROOT / "docs/background/public_programs.svg")
+        TABLE.write_text(filled(TABLE.read_text(), report.BEGIN, report.table(kept)))
+        print("run python -m benchmarks.facts, which writes the figures of the pages", file=sys.stderr)
     different = [row.name for row in rows if not all(x.is_equal for x in (*row.forward, *row.gradient))]
     print(f"Results differ in {', '.join(different)}" if different else "All results are equal.", file=sys.stderr)
     return int(bool(different))
 
 
-def write_pages(rows: list[Row]) -> None:
-    """Put the table into the documentation, and its best rows into the README."""
-    for file, parts in (
-        (ROOT / "docs/wild.md", (report.table(rows), report.notes())),
-        (ROOT / "README.md", (report.best(rows),)),
-    ):
-        file.write_text(report.written(file.read_text(), *parts))
-
-
 def with_stored(rows: list[Row]) -> list[Row]:
-    """These rows, and of all other programs those that are in the documentation."""
+    """Return these rows, and the stored rows of all other programs."""
     known = {row.name: row for row in [*stored(), *rows]}
     return [known[program.name] for program in PROGRAMS if program.name in known]
 
 
 def _as_json(rows: list[Row]) -> str:
-    made = {"jax": jax.__version__, "cores": os.cpu_count(), "rows": [_plain(row) for row in rows]}
+    made = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "jax": jax.__version__,
+        "cpu": machine()["cpu"],
+        "cores": os.cpu_count(),
+        "pinned_to": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "rows": [_plain(row) for row in rows],
+    }
     return json.dumps(made, indent=1) + "\n"
 
 
@@ -74,7 +79,7 @@ def _plain(row: Row) -> dict[str, object]:
 
 
 def stored() -> list[Row]:
-    """The rows that are in the documentation."""
+    """Return the stored rows."""
     return [
         Row(
             row["name"],

@@ -1,11 +1,9 @@
-"""The table of the documentation, its picture, and the rows of the README."""
+"""The table of all public programs, and its picture."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import families
-from benchmarks.pages import END
 from benchmarks.wild.measure import Found, Row
 from benchmarks.wild.programs import PROGRAMS, Program
 from jax_tensorarray.doctor._text import readable
@@ -20,30 +18,18 @@ BY_NAME = {program.name: program for program in PROGRAMS}
 
 def table(rows: Sequence[Row]) -> str:
     """All programs, those that gain most first."""
-    head = "| program | grows | | found | as it is | `in_place` | | by |\n|---|---|---|---|---|---|---|---|"
+    head = "| program | grows | | found | plain | `in_place` | | by |\n|---|---|---|---|---|---|---|---|"
     lines = [line for row in sorted(rows, key=gain, reverse=True) for line in _lines(row)]
     return "\n".join([head, *lines])
 
 
-def best(rows: Sequence[Row], number: int = 3) -> str:
-    """The rows of the README: what gains most of all libraries, one of each."""
-    chosen: dict[str, Row] = {}
-    for row in sorted(rows, key=gain, reverse=True):
-        chosen.setdefault(BY_NAME[row.name].library, row)
-    lines = ["| public program | as it is | under `in_place` |", "|---|---|---|"]
-    for row in list(chosen.values())[:number]:
-        program, (which, found) = BY_NAME[row.name], max(_largest(row), key=lambda pair: pair[1].gain)
-        what = f"{program.library} {row.version}, {program.what}, {found.size} {program.n}"
-        lines.append(f"| {what}{which and f', {which}'} | {_ms(found.before)} | {_ms(found.after)} |")
-    return "\n".join(lines)
-
-
 def gain(row: Row) -> float:
     """How many times as fast the larger program is, forward or backward."""
-    return max(found.gain for _, found in _largest(row))
+    return max(found.gain for _, found in largest(row))
 
 
-def _largest(row: Row) -> Iterator[tuple[str, Found]]:
+def largest(row: Row) -> Iterator[tuple[str, Found]]:
+    """Yield each pass at the larger size, with its name: nothing for the forward pass."""
     for which, sizes in (("", row.forward), ("gradient", row.gradient)):
         if sizes:
             yield which, sizes[-1]
@@ -57,7 +43,9 @@ def _lines(row: Row) -> Iterator[str]:
     for which, found in (("forward", row.forward), ("gradient", row.gradient)):
         if not found:
             continue
-        before, after = (" → ".join(map(_ms, times)) for times in ([x.before for x in found], [x.after for x in found]))
+        before, after = (
+            " → ".join(map(milliseconds, times)) for times in ([x.before for x in found], [x.after for x in found])
+        )
         cells = [first, sizes, which, _what_is_found(found[-1]), before, after, _gained(found[-1]), by]
         yield f"| {' | '.join(cells)} |"
         first = sizes = by = ""
@@ -67,7 +55,7 @@ def _what_is_found(found: Found) -> str:
     if not found.copies:
         return "nothing"
     left = "none left" if not found.left else f"{found.left} left"
-    return f"{found.copies} in `{found.where}`, {readable(found.num_bytes)} a step; {left}"
+    return f"{found.copies} in `{found.where}`, {readable(found.num_bytes)} per step; {left}"
 
 
 def _gained(found: Found) -> str:
@@ -78,26 +66,9 @@ def _gained(found: Found) -> str:
     return f"{found.gain:.1f} times as fast" if found.gain > 1 else f"{1 / found.gain:.1f} times as slow"
 
 
-def _ms(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
+    """Return a time in milliseconds, with two or three digits."""
     return f"{1e3 * seconds:.2g} ms" if seconds < 0.0995 else f"{1e3 * seconds:.0f} ms"
-
-
-def notes() -> str:
-    """What maintainers could change."""
-    texts = (f"**{p.library}, {p.what}.** {p.note}" for p in PROGRAMS if p.note)
-    return "\n\n".join(textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False) for text in texts)
-
-
-def written(page: str, *parts: str) -> str:
-    """A page with what is between its marks replaced."""
-    for part in parts:
-        before, _, rest = page.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        head = f"{before}{BEGIN}\n\n{part}\n\n{END}"
-        if len(parts) > 1:
-            return head + written(after, *parts[1:])
-        page = head + after
-    return page
 
 
 def draw(rows: Sequence[Row], file: Path) -> None:
@@ -107,7 +78,7 @@ def draw(rows: Sequence[Row], file: Path) -> None:
     bars = []
     for row in sorted(rows, key=gain):
         program = BY_NAME[row.name]
-        for which, found in _largest(row):
+        for which, found in largest(row):
             bars.append((f"{program.library}, {_short(program)}{which and ', gradient'}", found.gain))
     figure = Figure(figsize=(8, 0.21 * len(bars) + 0.9), layout="constrained")
     axes = figure.subplots()

@@ -13,10 +13,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the package that the arguments ask for, and say how to build and test it."""
     parser = argparse.ArgumentParser(
         prog="python -m jax_tensorarray.template",
-        description="Write a package with one JAX primitive, which updates a row of a buffer in place. The package "
-        "has the rules for derivatives and vmap, kernels for CPU and CUDA, tests, and a build of wheels. It builds and "
-        "passes its tests as written, so change it step by step. The pages 'Write a primitive' of the documentation "
-        "explain each part.",
+        description="Write a package with two JAX primitives: one updates a row of a buffer in place, one reduces all "
+        "rows. The package has the rules for derivatives and vmap, kernels for CPU and CUDA, tests, and a build of "
+        "wheels. It builds and passes its tests as written, so change it step by step. The pages 'Write a primitive' "
+        "of the documentation explain each part. The files are yours, under any licence.",
         epilog="example: python -m jax_tensorarray.template my_op my_op",
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder to write; it must be new or empty")

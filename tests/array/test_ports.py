@@ -15,7 +15,7 @@ from benchmarks.ports.report import PROGRAMS, reasons, table
 
 pytestmark = pytest.mark.slow
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "benchmarks" / "results" / "ports.md").read_text()
 
 
 @pytest.fixture(params=PROGRAMS)

@@ -1,6 +1,7 @@
 """What the documentation shows is true: its snippets run, print what it says, and nothing public is left out."""
 
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 
@@ -9,19 +10,30 @@ import pytest
 from snippets import snippets
 
 import jax_tensorarray
+from jax_tensorarray import doctor, residuals, tf
 
 pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 
+
+#: Modules with public names, and how the reference calls them. `Strategy` is a base class, named in a sentence.
+MODULES = {
+    jax_tensorarray: "jax_tensorarray",
+    doctor: "doctor",
+    residuals: "residuals",
+    tf: "tf",
+}
 
 #: Libraries that a page may need and that are optional.
-FRAMEWORKS = {"equinox", "flax", "haiku"}
+FRAMEWORKS = {"equinox", "flax", "haiku", "optax"}
 
 
 def pages_with(fence):
-    return [pytest.param(page, id=page.name) for page in PAGES if snippets(page, fence)]
+    """All pages with such blocks. Pages that are notebooks too are tested as such."""
+    pages = (page for page in PAGES if snippets(page, fence) and not page.with_suffix(".ipynb").exists())
+    return [pytest.param(page, id=page.relative_to(DOCS).as_posix()) for page in pages]
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +71,26 @@ def source_code():
 
 
 def test_every_public_name_is_in_the_reference():
-    reference = (DOCS / "api.md").read_text()
-    assert source_code().with_names(reference) == reference, "run python docs/source_code.py"
-    for name in jax_tensorarray.__all__:
-        assert re.search(rf"jax_tensorarray\.{name}\b", reference), name
+    reference = ""
+    for page in source_code().REFERENCE:
+        assert source_code().with_names(page.read_text()) == page.read_text(), "run python docs/source_code.py"
+        reference += page.read_text()
+    for module, prefix in MODULES.items():
+        for name in module.__all__:
+            if not inspect.ismodule(getattr(module, name)):
+                assert re.search(rf"{prefix}\.{name}\b", reference), f"{prefix}.{name}"
     for name in jax_tensorarray.primitives.__all__:
         assert name in reference
+
+
+def test_the_reference_says_of_each_name_whether_it_is_stable():
+    for page in source_code().REFERENCE:
+        names = re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+        assert len(re.findall(r"\| \*(stable|experimental)\* \|$", page.read_text(), re.MULTILINE)) == len(names) > 0
+    public = {
+        name for page in source_code().REFERENCE for name in re.findall(r"\.(\w+)$", page.read_text(), re.MULTILINE)
+    }
+    assert public >= source_code().EXPERIMENTAL
 
 
 #: Of `tf.TensorArray`.
@@ -75,7 +101,7 @@ METHODS = {
 
 
 def test_the_table_for_tensorflow_has_every_method():
-    first_columns = re.findall(r"^\| (.*?) \|", (DOCS / "porting.md").read_text(), re.MULTILINE)
+    first_columns = re.findall(r"^\| (.*?) \|", (DOCS / "how-to/tensorflow.md").read_text(), re.MULTILINE)
     for name in METHODS:
         assert any(re.search(rf"`\.{name}(\(.*\))?`", column) for column in first_columns), name
 
@@ -86,16 +112,24 @@ def test_these_are_all_methods_that_tensorflow_has():
 
 
 def test_the_code_and_files_that_pages_name_are_there():
-    with_code, link = source_code().with_code, source_code().LINK
-    assert "def _transpose(" in (DOCS / "primitive.md").read_text()
+    with_code, files_named = source_code().with_code, source_code().files_named
+    assert "ad.instantiate_zeros, cts" in (DOCS / "primitive/rules.md").read_text()
     for page in PAGES:
         text = page.read_text()
         assert with_code(text) == text, f"{page.name}: run python docs/source_code.py"  # or it is not there
-        for _, file in link.findall(text):
-            assert (DOCS.parent / file).is_file(), f"{page.name}: {file}"
+        for file in files_named(text, page):
+            assert file.is_file(), f"{page.name}: {file}"
 
 
 def test_every_page_is_in_the_navigation():
     navigation = (DOCS.parent / "mkdocs.yml").read_text()
-    for page in PAGES:
-        assert f": {page.name}\n" in navigation
+    named = re.findall(r"(\w[\w/-]*\.md)$", navigation, re.MULTILINE)
+    assert sorted(named) == [
+        page.relative_to(DOCS).as_posix() for page in sorted(PAGES, key=lambda page: page.as_posix())
+    ]
+
+
+def test_the_addresses_of_the_project_are_written_in_one_place():
+    settings = (DOCS.parent / "mkdocs.yml").read_text()
+    assert re.search(r"^site_url: https://", settings, re.MULTILINE)
+    assert re.search(r"^repo_url: https://", settings, re.MULTILINE)

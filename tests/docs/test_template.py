@@ -68,6 +68,13 @@ def test_it_is_built_with_the_oldest_jax_that_it_and_this_library_support():
     assert its["project"]["requires-python"] == ours["project"]["requires-python"]
 
 
+def test_the_licence_is_one_to_fill_in(tmp_path):
+    template.write(tmp_path, NAME)
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "MIT" and project["license-files"] == ["LICENSE"]
+    assert "Copyright (c) YEAR YOUR NAME" in (tmp_path / "LICENSE").read_text()
+
+
 OTHER_FORMS = ["Op", "my-op", "9op", "_op", "op_", "my__op", "a b", "", "für", "class", "lambda"]
 REFUSED = {
     "lower snake case, such as my_op.* got {}": OTHER_FORMS,

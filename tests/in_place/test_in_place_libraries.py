@@ -1,16 +1,17 @@
 """Loops of public libraries under `in_place`: the same results. A test is skipped if its library is not installed.
 
-And the benchmark that looks for harm: it finds what differs and what is slower, and its page has what was measured.
+The benchmark that looks for harm finds results that differ and programs that are slower, and its table is up to date.
 """
 
 import importlib.metadata
+import inspect
 import json
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import families
+from benchmarks import families, pages
 from benchmarks.harm import measure
 from benchmarks.harm import report as harm_report
 from benchmarks.harm.program import VARIANTS, Program, normal
@@ -52,22 +53,29 @@ def test_a_library_gives_what_it_gave(program):
     assert value.is_equal, value
 
 
-def test_the_documentation_has_what_was_measured():
-    """Of all programs, and at both sizes with the same results."""
+def test_the_tables_have_what_was_measured():
+    """All programs were measured, at both sizes, with the same results."""
     measured = command.stored()
     assert [row.name for row in measured] == [program.name for program in PROGRAMS]
     for program, row in zip(PROGRAMS, measured, strict=True):
         passes = [row.forward, row.gradient] if program.gradient else [row.forward]
         assert all([x.size for x in of] == [program.small, program.large] for of in passes)
         assert all(x.is_equal for of in passes for x in of)
-    for name, parts in (
-        ("docs/wild.md", (report.table(measured), report.notes())),
-        ("README.md", (report.best(measured),)),
-    ):
-        page = (command.ROOT / name).read_text()
-        assert report.written(page, *parts) == page, f"run python -m benchmarks.wild --write: {name}"
-    page = families.PAGE.read_text()
-    assert families.written(page) == page, "run python -m benchmarks.families --save"
+    table = command.TABLE.read_text()
+    assert pages.filled(table, report.BEGIN, report.table(measured)) == table, "run python -m benchmarks.wild --write"
+    table = families.TABLE.read_text()
+    assert families.written(table) == table, "run python -m benchmarks.families --save"
+
+
+@pytest.mark.parametrize("family", [name for name, found in families.FAMILIES.items() if found])
+def test_a_family_that_is_left_out_takes_the_same_arguments(family):
+    for (module, name), other in families.FAMILIES[family].items():
+        original = getattr(module, name)
+        if not inspect.isfunction(original):
+            continue  # a cache of JAX, which has no signature
+        parameters = inspect.signature(original).parameters.values()
+        named = {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
+        inspect.signature(other).bind(*[None for p in parameters if p.name not in named], **named)
 
 
 def test_to_measure_some_programs_keeps_the_rows_of_the_others():
@@ -106,13 +114,13 @@ def test_harm_finds_what_differs_and_what_is_slower(f, is_right, monkeypatch):
     assert row.is_right == is_right and not row.is_harmless and not harm_report.is_reached([row])
 
 
-def test_the_page_has_what_harm_has_measured():
-    """Of every version all programs but those of libraries that were not there, each with the same results."""
+def test_the_table_has_what_harm_has_measured():
+    """Every version has all programs except those of libraries that were not installed, each with the same results."""
     stored = json.loads(harm_report.RESULTS.read_text())
     for made in stored.values():
         rows = harm_report.rows_of(made)
         assert all(row.is_right for row in rows)
         measured = {(row.family, row.name) for row in rows}
         assert {(p.family, p.name) for p in HARM} - measured <= {(p.family, p.name) for p in HARM if p.family == "wild"}
-    page = harm_report.PAGE.read_text()
-    assert harm_report.written(page, stored) == page, "run python -m benchmarks.harm --save"
+    tables = harm_report.TABLES.read_text()
+    assert harm_report.written(tables, stored) == tables, "run python -m benchmarks.harm --save"

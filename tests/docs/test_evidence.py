@@ -1,0 +1,49 @@
+"""Pages quote figures of the stored results, and the page of evidence says when and where each was measured."""
+
+import importlib.util
+import json
+import re
+
+import pytest
+
+from benchmarks import evidence, facts
+from benchmarks.pages import filled
+from benchmarks.shapes import __main__ as shapes
+from benchmarks.shapes.programs import SHAPES
+
+
+@pytest.mark.parametrize("page", facts.pages(), ids=lambda page: page.relative_to(facts.ROOT).as_posix())
+def test_pages_quote_the_stored_results(page):
+    assert facts.filled(page.read_text()) == page.read_text(), "run python -m benchmarks.facts"
+
+
+def test_every_block_but_the_notes_names_its_date_and_is_on_the_page():
+    page = (facts.ROOT / "docs/background/evidence.md").read_text()
+    for name, block in evidence.facts().items():
+        assert f"<!--={name}-->" in page
+        assert name == "evidence.notes" or re.search(r"jax [\d.]+, 2\d{3}-\d\d-\d\d", block), name
+
+
+def test_a_name_that_no_figure_has_is_an_error():
+    with pytest.raises(KeyError, match=r"no\.such"):
+        facts.filled("<!--=no.such-->1<!--=-->")
+
+
+def test_the_table_of_patterns_is_that_of_the_stored_results():
+    made = json.loads(shapes.RESULTS.read_text())
+    table = shapes.TABLE.read_text()
+    assert shapes.written(table, made) == table, "run python -m benchmarks.shapes --save"
+    assert made["shapes"].keys() <= SHAPES.keys()
+
+
+def test_every_mutant_is_recorded():
+    file = facts.ROOT / "tools/mutants.py"
+    specification = importlib.util.spec_from_file_location("mutants", file)
+    mutants = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(mutants)
+    assert evidence.read("checks.json")["mutants"]["number"] == len(mutants.MUTANTS), "record the new mutant's run"
+
+
+def test_a_page_without_the_mark_of_a_block_is_an_error():
+    with pytest.raises(ValueError, match="has no mark"):
+        filled("text", "<!-- mark -->", "block")
