@@ -23,7 +23,7 @@ Array = jax.Array
 class Left(NamedTuple):
     """The answer of a rule that leaves an equation as it is."""
 
-    reason: str = "no-rule"  #: a heading of `docs/reasons.md`
+    reason: str = "no-rule"  #: a heading of `docs/reference/messages.md`
 
     @property
     def is_known(self) -> bool:

@@ -65,7 +65,7 @@ ADVICE = {
     "write rows with ta_write, ta_add or ta_swap.",
 }
 
-#: The causes by the names that reports print. Each is a heading of `docs/reasons.md`, and stays the same.
+#: The causes by the names that reports print. Each is a heading of `docs/reference/messages.md`, and stays the same.
 NAMES = {
     "swapped": "changes-places",
     "twice": "carried-twice",

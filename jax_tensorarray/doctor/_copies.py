@@ -65,7 +65,7 @@ class LoopCopy:
       advice: what to do.
       steps: how often it happens in one run of the program, if XLA knows the trip counts of the loops; else None.
       for_gradient: whether the array that a `"save"` puts it into is kept for a backward pass.
-      reason: the name of the advice, which is a heading of `docs/reasons.md`.
+      reason: the name of the advice, which is a heading of `docs/reference/messages.md`.
     """
 
     kind: str

@@ -36,7 +36,8 @@ class Explained:
       dtype: of the buffer.
       shape: likewise. The transformations that `f` contains are included: `vmap` adds an axis.
       became: what it becomes, such as `"ta_write"`; empty if it stays as it is.
-      reason: the name of the reason why it stays, or may be slow, which is a heading of `docs/reasons.md`; else empty.
+      reason: the tag of the reason why it stays, or may be slow; else empty. Each tag is a heading of the page of
+        messages.
       text: the reason in words.
       help: what would help, if anything does.
       times: how often this line has it.

@@ -1,4 +1,4 @@
-"""Why `in_place` leaves something as it is. Each name is a heading of `docs/reasons.md`, and stays the same."""
+"""Why `in_place` leaves something unchanged. Each tag is a heading of `docs/reference/messages.md`, and stays."""
 
 #: By its name, the reason in words and what would help, which is empty if nothing need be done.
 REASONS = {

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 #: The page in a checkout. The build of a wheel installs it beside this file, see CMakeLists.txt.
-_IN_CHECKOUT = Path(__file__).parents[2] / "docs" / "reasons.md"
+_IN_CHECKOUT = Path(__file__).parents[2] / "docs" / "reference" / "messages.md"
 _INSTALLED = Path(__file__).with_name("messages.md")
 
 #: The heading of a section.
