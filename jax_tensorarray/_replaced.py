@@ -22,7 +22,8 @@ def replacements() -> list[_compat.Replacement]:
     | `bind` of `scan` and `while` | a loop is repaired, or freed of steps never taken, before it is differentiated |
 
     The first use comes before JAX needs any of them: a row op, or a loop that raises an error at its end, is traced
-    before the jaxpr with it is lowered, transposed or batched. Only if a lowering rule traces a row op, JAX lowers a module already, and no passes follow.
+    before the jaxpr with it is lowered, transposed or batched. Only if a lowering rule traces a row op, JAX lowers a
+    module already, and no passes follow.
     """
     return [
         *_compat.before_lowering(program.rewritten),
