@@ -285,10 +285,18 @@ def _data(x: Array) -> Array:
     return x.astype(jnp.float32) if x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
+def _on_each_device(x: Array) -> Array:
+    """Return an array whose type does not say that devices divide it. JAX flattens no others."""
+    sharding = jax.typeof(x).sharding
+    if all(axis is None for axis in sharding.spec):
+        return x
+    return jax.sharding.reshard(x, jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec()))
+
+
 def _difference(a: Array, b: Array) -> list[Array]:
     """Return how many elements differ, the number of the first one, its two values, and the tolerance."""
     of = a.dtype
-    a, b = _data(a).ravel(), _data(b).ravel()
+    a, b = _on_each_device(_data(a)).ravel(), _on_each_device(_data(b)).ravel()
     if jnp.issubdtype(a.dtype, jnp.inexact):
         relative, absolute = tolerance_of(of)
         sizes = jnp.abs(b)

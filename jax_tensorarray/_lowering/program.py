@@ -108,7 +108,8 @@ def rewritten(
 ) -> Any:
     """Return the program as it is lowered for these platforms. One without ops of ours is left as it is.
 
-    After a fault of a pass, so is one with such ops: each is lowered to a call by itself, and checks its index.
+    After a fault of a pass, so is one with such ops: each is lowered to a call by itself, and checks its index. If a
+    strict `in_place` is in the program, the fault is an error.
     """
     if not jaxprs.has_ours(jaxpr):
         return jaxpr
@@ -116,7 +117,9 @@ def rewritten(
     try:
         return [after for _, after in steps(jaxpr, target)][-1]
     except Exception as error:
-        return _faults.instead(error, lambda: jaxpr)
+        from jax_tensorarray._in_place import strictness  # which uses this module
+
+        return _faults.instead(error, lambda: jaxpr, strict=strictness.is_marked(jaxpr))
 
 
 def target_of(

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jax_tensorarray import check_errors, disable_in_place, in_place
 from jax_tensorarray._in_place import checking
 from jax_tensorarray._in_place.repair import Repair
+from jax_tensorarray._lowering import program
 from jax_tensorarray.doctor import LoopCopyError
 
 X = jnp.linspace(0.1, 1, 6)
@@ -108,6 +110,13 @@ def test_closures_static_arguments_and_what_is_changed():
 
     y = None
     np.testing.assert_allclose(jax.grad(outer)(0.5), 1 + 2 * 0.5 + 3 * 0.5**2 + filled(X * 2.0).sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_arrays_that_devices_divide(kind):
+    mesh = jax.make_mesh((4,), ("a",), axis_types=(kind,))
+    x = jax.device_put(jnp.outer(X, jnp.ones(4)), NamedSharding(mesh, PartitionSpec(None, "a")))
+    np.testing.assert_allclose(checked(filled)(x), filled(x))
 
 
 def test_refs():
@@ -331,6 +340,19 @@ def test_a_fault_is_an_error(monkeypatch):
         with pytest.raises(KeyError, match="a variable") as error:
             order(in_place(lambda x: good(x), strict=True))(ROWS)
         assert "Please report it" in error.value.__notes__[0]
+    monkeypatch.undo()
+    monkeypatch.setattr(program, "PASSES", (program.PASSES[0]._replace(run=fails),))
+    with pytest.raises(KeyError, match="a variable"):
+        jax.jit(in_place(lambda x: good(x), strict=True))(ROWS)
+    with pytest.warns(RuntimeWarning, match="a fault of jax_tensorarray"):
+        jax.jit(in_place(lambda x: good(x)))(ROWS)
+
+
+def test_a_fault_in_a_derivative_inside_is_an_error(monkeypatch):
+    def fails(*args, **kwargs):
+        raise KeyError("a variable")
+
+    monkeypatch.setattr(Repair, "evaluate", fails)
     early = in_place(lambda x: jax.grad(lambda x: good(x))(x), strict=True)
     with pytest.raises(KeyError, match="a variable"):
         early(ROWS)
