@@ -1,6 +1,7 @@
-"""What this library replaces in JAX when it is first used: when a row op is traced, or `in_place` evaluates a program.
+"""What this library replaces in JAX when it is first used.
 
-Importing it adds rules for its own primitives, and changes nothing that JAX has.
+The first use is a trace of a row op or of a loop with `max_steps`, or a program that `in_place` evaluates. Importing
+the library adds rules for its own primitives, and changes nothing that JAX has.
 """
 
 from jax_tensorarray import _compat
@@ -20,8 +21,9 @@ def replacements() -> list[_compat.Replacement]:
     | the batching rules of `cond` and `while` | JAX selects between buffers where examples differ |
     | `bind` of `scan` and `while` | a loop is repaired, or freed of steps never taken, before it is differentiated |
 
-    The first use comes before JAX needs any of them: a row op is traced before the jaxpr with it is lowered, transposed
-    or batched. Only if a lowering rule traces a row op, JAX lowers a module already, and no passes follow.
+    The first use comes before JAX needs any of them: a row op, or a loop that raises an error at its end, is traced
+    before the jaxpr with it is lowered, transposed or batched. Only if a lowering rule traces a row op, JAX lowers a
+    module already, and no passes follow.
     """
     return [
         *_compat.before_lowering(program.rewritten),

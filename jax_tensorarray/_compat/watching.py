@@ -200,15 +200,18 @@ def transformation_of(fun: Any) -> tuple[str, Any]:
 
     Only the code of such a function says so. For any other function the text is empty, and the argument is `fun`.
     """
-    inner = fun
-    while (code := getattr(inner, "__code__", None)) is not None and hasattr(inner, "__wrapped__"):
-        folder, _, name = code.co_filename.replace("\\", "/").rpartition("/")
-        if not folder.endswith("jax/_src"):
-            break
-        if name == "api.py" and code.co_name in _TRANSFORMATIONS:
-            return _TRANSFORMATIONS[code.co_name], inner.__wrapped__
-        inner = inner.__wrapped__
-    return "", fun
+    inner, code = getattr(fun, "__wrapped__", None), getattr(fun, "__code__", None)
+    if inner is None or code is None or not _is_of_jax(code):
+        return "", fun
+    contents = [cell.cell_contents for cell in fun.__closure__ or ()]  # JAX puts a function around it, for tracebacks
+    codes = [code, *filter(None, (getattr(content, "__code__", None) for content in contents))]
+    named = (_TRANSFORMATIONS[each.co_name] for each in codes if _is_of_jax(each) and each.co_name in _TRANSFORMATIONS)
+    name = next(named, "")
+    return name, inner if name else fun
+
+
+def _is_of_jax(code: Any) -> bool:
+    return code.co_filename.replace("\\", "/").rpartition("/")[0].endswith("jax/_src")
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
 from jax_tensorarray._ops.calls import TEXT
 from jax_tensorarray._ops.check import ta_check
+from jax_tensorarray._ops.fence import after_check
 from jax_tensorarray._ops.primitive import run_alone, type_like, varying_alike, varying_as
-from jax_tensorarray._ops.write import known_if
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -144,6 +144,8 @@ def needs_max_steps(options: WhileOptions) -> ValueError:
 
 
 def _abstract_eval(*avals: Any, cond: Any, body: Any, options: WhileOptions) -> Any:
+    if options.error:  # it becomes a check, which is an op
+        _compat.first_use()
     (active,) = cond.out_avals
     steps = type_like(active, active.shape, range(active.ndim), counting(options.max_steps))
     return [*body.out_avals, *([steps] if options.counts else [])], {*cond.effects, *body.effects}
@@ -229,7 +231,7 @@ def unless_cut(error: str, active: Array, results: Sequence[Any]) -> list[Any]:
     If no error can be raised, as on a TPU, they are the results of the steps taken.
     """
     checked = ta_check(jnp.where(jnp.any(active), 1, 0), 1, mode="error", op=TEXT + error)
-    return [known_if(checked >= -1, x) for x in results]  # it is always so, which XLA cannot know
+    return [after_check(checked, x) for x in results]
 
 
 def _varying_as_predicate(predicate: Any, consts: Sequence[Array], carry: Sequence[Array]) -> Sequence[Array]:

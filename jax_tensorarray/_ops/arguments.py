@@ -21,10 +21,14 @@ _short = reprlib.Repr()
 _short.maxother = _short.maxstring = 80
 
 
+def _noun(op: str) -> str:
+    """Return what the user of an op has: methods of a TensorArray are named after it, and other ops take buffers."""
+    return "TensorArray" if op.startswith("TensorArray") else "buffer"
+
+
 def out_of_range(op: str, index: int, size: int) -> str:
     """Return the text of an index error, the same from Python and from the kernels."""
-    noun = "TensorArray" if op.startswith("TensorArray") else "buffer"
-    return f"{op}: index {index} is out of range for a {noun} of size {size}"
+    return f"{op}: index {index} is out of range for a {_noun(op)} of size {size}"
 
 
 def row_operands(
@@ -264,7 +268,7 @@ def _of_dtype(op: str, value: Any, dtype: Any) -> Array:
     given = getattr(value, "dtype", None) or jnp.result_type(value)
     if is_extended(dtype) or is_extended(given):
         raise TypeError(
-            f"{op}: a value of dtype {given} cannot be stored in a TensorArray of dtype {dtype}; {FOR_KEYS}"
+            f"{op}: a value of dtype {given} cannot be stored in a {_noun(op)} of dtype {dtype}; {FOR_KEYS}"
         )
     try:
         promoted = jnp.result_type(dtype, value)
@@ -272,7 +276,7 @@ def _of_dtype(op: str, value: Any, dtype: Any) -> Array:
         promoted = None
     if promoted is None or promoted != dtype:  # NumPy takes None for float64
         raise TypeError(
-            f"{op}: a value of dtype {given} cannot be stored in a TensorArray of dtype {dtype} without loss; "
+            f"{op}: a value of dtype {given} cannot be stored in a {_noun(op)} of dtype {dtype} without loss; "
             f"convert it with .astype({str(dtype)!r}) if that is meant"
         )
     return jnp.asarray(value, dtype)
@@ -288,7 +292,7 @@ def _divided_as(buffer: Array, rows: Array, dims: Sequence[int | None]) -> Array
     spec = [None if d is None else of_buffer[d] for d in dims]
     if spec == [*own.sharding.spec, *[None] * own.ndim][: own.ndim]:
         return rows
-    return jax.sharding.reshard(rows, jax.sharding.PartitionSpec(*spec))
+    return jax.sharding.reshard(rows, whole.sharding.update(spec=jax.sharding.PartitionSpec(*spec)))
 
 
 def _broadcast(op: str, name: str, array: Array, shape: tuple[int, ...], what: str) -> Array:

@@ -1,4 +1,4 @@
-"""What only passes put into a program.
+"""What passes and loops put into a program.
 
 `ta_fence` is an order, `ta_zero` a number that XLA cannot know, and `ta_raise` raises what calls have noted.
 """
@@ -9,17 +9,43 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
-from jax_tensorarray._ops.primitive import Array, like_buffer, make_primitive, simple_kernel
+from jax_tensorarray._ops.primitive import Array, all_to_front, like_buffer, make_primitive, simple_kernel
+
+#: Of an array with at most so many elements, all are selected: XLA fuses this with what it does before.
+_FEW = 32
 
 
-def _in_plain_jax(buffer: Array, *values: Array) -> Array:
+def after_check(checked: Array, x: Any) -> Any:
+    """Return an array that is only there once a `ta_check` is. Whatever the check returns, it is the same array."""
+    if not isinstance(x, jax.Array) or not isinstance(jax.typeof(x), ShapedArray):  # a token, or a ref
+        return x
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(after_check(checked, jax.random.key_data(x)), impl=jax.random.key_impl(x))
+    if not x.ndim or (isinstance(x.size, int) and x.size <= _FEW):
+        return jnp.where(checked >= -1, x, jnp.zeros_like(x))  # it is always so, which XLA cannot know
+    return ta_fence_p.bind(x, checked, waits=1, lowering="ffi")
+
+
+def _in_plain_jax(buffer: Array, *values: Array, **_: Any) -> Array:
     return jax.lax.optimization_barrier((buffer, *values))[0]
 
 
-#: `ta_fence buffer *values` is the buffer itself, in place, once the values are there.
+def _transpose(ct: Any, buffer: Any, *values: Any, **_: Any) -> Any:
+    return [ct, *[None] * len(values)]
+
+
+def _batch(primitive: Any, args: Any, dims: Any, **params: Any) -> Any:
+    return primitive.bind(*all_to_front(args, dims), **params), 0
+
+
+#: `ta_fence buffer *values` is the buffer itself, in place, once the values are there. A fence that is lowered to "ffi"
+#: stays a call: XLA must not remove it.
 ta_fence_p = make_primitive(
     "ta_fence",
-    abstract_eval=lambda buffer, *values, waits: like_buffer(buffer),
+    abstract_eval=lambda buffer, *values, waits, lowering="auto": like_buffer(buffer),
+    linear_in=(0,),
+    transpose=_transpose,
+    batch=_batch,
     reference=_in_plain_jax,
     kernel=simple_kernel("fence", ("buffer",), ("buffer",)),
 )

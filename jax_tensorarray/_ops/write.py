@@ -4,7 +4,6 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-from jax.core import ShapedArray
 from jax.interpreters import ad
 
 from jax_tensorarray._ops import addressing, reference
@@ -78,21 +77,6 @@ def ta_write(
         "ta_write", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
     )
     return ta_write_p.bind(*rows.with_value(value), **rows.params)
-
-
-#: Of an array with at most so many elements, all are selected, which XLA fuses with what it does before.
-_FEW = 32
-
-
-def known_if(is_right: Array, x: Any) -> Any:
-    """Return the array, made to depend on a check that is always true. If the array is large, no row is touched."""
-    if not isinstance(x, jax.Array) or not isinstance(jax.typeof(x), ShapedArray):  # a token, or a ref
-        return x
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(known_if(is_right, jax.random.key_data(x)), impl=jax.random.key_impl(x))
-    if not x.ndim or (isinstance(x.size, int) and x.size <= _FEW):
-        return jnp.where(is_right, x, jnp.zeros_like(x))
-    return ta_write(x, jnp.where(is_right, -1, 0), jnp.zeros(x.shape[1:], x.dtype), mode="drop")
 
 
 def _abstract_eval(buffer: Any, index: Any, *rest: Any, **params: Unpack[Params]) -> Any:

@@ -6,6 +6,7 @@ import inspect
 import io
 import linecache
 import re
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -48,7 +49,8 @@ def under_in_place(function: JittedFunction, jaxpr: Jaxpr, donated: Set[int]) ->
 
         def of_traced(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             given = [constants.get(k, x) for k, x in enumerate(args)]
-            return function.fun(*given, **kwargs, **named_constants)
+            with _context_of(function.fun):
+                return function.fun(*given, **kwargs, **named_constants)
 
         return in_place(of_traced)(args, kwargs)
 
@@ -61,6 +63,13 @@ def _without(args: Sequence[Any], static: Sequence[int]) -> tuple[Any, ...]:
 
 def _named(function: JittedFunction, *, is_static: bool) -> dict[str, Any]:
     return {name: x for name, x in function.kwargs.items() if (name in function.static_names) == is_static}
+
+
+def _context_of(fun: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return the context that a function has when it is called. `nnx.jit` merges modules in one of its own."""
+    tag = getattr(fun, "ctxtag", None)
+    has_tag = tag is not None and _is_of(fun, "flax.nnx")
+    return sys.modules["flax.nnx"].update_context(tag) if has_tag else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -136,7 +145,8 @@ def _expression(fun: Any) -> str:
     transformation, inner = _compat.transformation_of(fun)
     if transformation:
         return f"{transformation}({_expression(inner)})"
-    name = getattr(fun, "__name__", "") or "f"
+    method = next((method for module, method in _METHODS.items() if _is_of(fun, module)), None)
+    name = method or getattr(fun, "__name__", "") or "f"
     if name == "<lambda>":
         with contextlib.suppress(TypeError, ValueError):
             return f"lambda {', '.join(inspect.signature(fun).parameters)}: ..."

@@ -116,7 +116,7 @@ def test_an_argument_that_comes_back_in_another_place_is_named():
     (copy,) = report.cases[0].copies.arguments
     assert (copy.name, copy.donated, copy.cause) == ("state[1]", True, "exchanged")
     assert "1. exchanged: state[1] comes back at another position, and is copied" in " ".join(str(report).split())
-    assert "comes back in the place of another argument" in copy.advice
+    assert "at the position of another argument" in copy.advice
 
 
 def test_updates_outside_of_jit_are_named():

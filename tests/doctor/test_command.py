@@ -185,7 +185,9 @@ def test_comparing_runs_it_twice_and_says_what_was_gained_and_that_values_are_th
     assert re.search(r"copies: \d+ operations on whole buffers in loops unchanged, 0 under in_place", said)
     assert "1 argument is copied in every call unchanged, 0 under in_place" in said
     assert re.search(r"times: (slower, )?\S+ s unchanged, \S+ s under in_place, plus", said)
-    assert "compared: the results of 7 calls of 5 jitted functions. Numbers of float32 may differ by 0.0001" in said
+    assert re.search(
+        r"compared: the results of \d+ calls of \d+ jitted functions. Numbers of float32 may differ", said
+    ), said
     assert "values: the same" in said and "output: the same" in said
     assert "To keep what waves gains, begin with jax_tensorarray.in_place_package('waves')." in report
     unchanged, rewritten, values = json.loads((folder / "report.json").read_text()).values()
@@ -265,7 +267,7 @@ def test_the_report_comes_however_the_program_ends(folder, capsys, end, code):
     assert main([str(script)]) == code
     assert (sys.argv, sys.path) == before
     report = capsys.readouterr().err
-    assert re.search(r"[1-9] programs were compiled, with 0 loops\.", report)
+    assert re.search(r"[1-9] programs? (was|were) compiled, with 0 loops\.", report)
     assert ("ZeroDivisionError" in report) == (end == "1 / 0")
     assert ("no\n" in report) == ("no" in end)
 
@@ -365,7 +367,7 @@ def line_of(*programs):
             program()
     report.try_in_place(timed=False)
     lines = [case.trial.line for case in report.cases]
-    assert all(line.said.startswith("To keep this, put ") for line in lines)
+    assert all("To keep this, put " in line.said for line in lines)
     return [line.code for line in lines]
 
 
@@ -448,8 +450,9 @@ def test_in_place_is_tried_on_the_function_that_was_jitted(folder, monkeypatch, 
     assert after < before / 8
     assert case["in_place"]["after"] < case["in_place"]["before"] / 1.5
     report = capsys.readouterr().err
-    keep = "(train_step, training.py:18):\n       @jax.jit\n       @in_place\n       def train_step(w, xs):\n"
-    assert keep in report.replace("training.py:19", "training.py:18")
+    keep = r"put @in_place under @jax\.jit \(train_step,\s+training\.py:18\):\n"
+    keep += r" +@jax\.jit\n +@in_place\n +def train_step\(w, xs\):\n"
+    assert re.search(keep, report), report
     assert "finished" not in report and report.count("Put in_place around the function: it writes one row") == 1
     kept = report[: report.index("the gradient keeps float")].splitlines()[-2]
     assert kept.strip().startswith("cache, q = lax.fori_loop(")  # not the line of the loss

@@ -67,7 +67,9 @@ def test_outside_of_jit_it_is_an_error_too():
 
 
 @pytest.mark.parametrize(
-    "residuals", ["tape", "recompute", "undo", Checkpoint(2), Inverse(lambda c: (c[0] - 1, c[1] / 2))], ids=str
+    "residuals",
+    ["tape", "recompute", "undo", Checkpoint(2), Inverse(lambda c: (c[0] - 1, c[1] / 2))],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
 def test_a_step_too_many_is_an_error_whatever_reverse_mode_stores(residuals):
     def f(x, n):

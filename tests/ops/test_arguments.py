@@ -126,9 +126,7 @@ def test_random_keys_are_not_added_or_compared(op):
 )
 def test_keys_and_numbers_are_not_mixed_in_a_buffer(buffer, value):
     for op in (ta_write, ta_swap):
-        with pytest.raises(
-            TypeError, match=f"^{op.__name__}: a value of dtype .* in a TensorArray of dtype .*{FOR_KEYS}$"
-        ):
+        with pytest.raises(TypeError, match=f"^{op.__name__}: a value of dtype .* in a buffer of dtype .*{FOR_KEYS}$"):
             op(buffer, 1, value)
 
 

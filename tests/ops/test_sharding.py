@@ -231,6 +231,24 @@ def test_a_batch_that_is_divided_needs_no_collective():
     assert not {k: v for k, v in collectives(compiled).items() if v[1] > 1}
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("spec", [("x", None), (None, "x")])
+def test_a_limit_of_steps_moves_no_carry_between_devices(kind, spec):
+    """The error depends on the number of steps, and each result on the error."""
+
+    def f(x, n):
+        return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x), max_steps=3)[1]
+
+    divided = put(rng.normal(size=(16, 16)), mesh_of(kind), *spec)
+    compiled = jit(f).lower(divided, 3).compile()
+    assert not collectives(compiled)
+    last = compiled(divided, 3)
+    assert last.sharding.spec == P(*spec)
+    np.testing.assert_allclose(np.asarray(last), np.sin(np.sin(np.sin(np.asarray(divided)))))
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="still true after max_steps=3"):
+        jax.block_until_ready(compiled(divided, 4))
+
+
 IN_PLACE = [("written", "value", (None, "x")), ("written", "grad", ("x", None))]
 IN_PLACE += [("looped", "value", ("x", None)), ("looped", "grad", (None, "x"))]
 

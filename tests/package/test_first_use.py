@@ -100,6 +100,7 @@ jta.scan, jta.TensorArray(jnp.float32, 2, element_shape=()), jta.in_place(jnp.si
     [
         "jax.eval_shape(lambda b: jta.ta_read(b, 0), jnp.ones(2))",
         "jax.eval_shape(jta.in_place(lambda b: b[0]), jnp.ones(2))",
+        "jax.eval_shape(lambda x: jta.while_loop(lambda x: x < 3, lambda x: x * x, x, max_steps=4), 2.0)",
         "jax.grad(lambda x: jta.while_loop(lambda x: x < 3, lambda x: x * x, x, max_steps=4))(2.0)",
         "jta.doctor.watch().__enter__()",
     ],
