@@ -1,12 +1,14 @@
 """`residuals.explain`: what each loop of a function keeps when the function is differentiated."""
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 from jax.extend import source_info_util
 
-from jax_tensorarray._in_place import control
+from jax_tensorarray._in_place import arguments, control
 from jax_tensorarray._in_place.repair import Repair, Request
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, refs, registry
@@ -23,30 +25,30 @@ _NONE = "a while_loop has no derivative in reverse mode without max_steps"
 
 
 def explain(
-    fun: Callable[..., Any], *args: Any, max_steps: int | None = None, memory: int | None = None
-) -> list[Choice]:
-    """Return what reverse mode keeps of each step of every loop in a function, plain ones as `in_place` runs them.
+    fun: Callable[..., object], *, max_steps: int | None = None, memory: int | None = None
+) -> Callable[..., list[Choice]]:
+    """Return a function that lists what reverse mode stores for each step of every loop in `fun`, under `in_place`.
 
-    All floats among the arguments are taken to be differentiated. Nothing is run.
+    The returned function takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s instead of arrays. It takes all
+    floats among the positional arguments to be differentiated, and runs nothing.
 
     Args:
         fun: a function that JAX can trace, with loops of JAX or of this library.
-        args: its arguments, or `jax.ShapeDtypeStruct`s of them.
         max_steps: as for `in_place`: an upper bound on the steps of every `lax.while_loop`.
         memory: as for `Auto`.
 
     Returns:
-        A `Choice` for each loop that a derivative goes through, an outer loop before those inside of it: a named tuple
-        `(residuals, reason, tape_bytes, undo_bytes, checkpoints, loop, steps, largest)`.
+        A function that returns a list with a `Choice` for each loop that a derivative goes through, an outer loop
+        before those inside of it. A `Choice` has these fields:
 
         - `residuals`: "tape", "undo" or "checkpoint" if the loop chooses, the name of the object that it was given, or
           "none" if it has no derivative in reverse mode.
         - `reason`: why.
-        - `tape_bytes`: how many bytes plain JAX, or a tape, keeps of a step, and `undo_bytes` how many "undo" keeps.
-        - `checkpoints`: how many carries are kept if the choice is "checkpoint".
-        - `loop`: which loop it is, and where.
-        - `steps`: how many it takes at most.
-        - `largest`: the type of the largest array that the tape holds for each step.
+        - `tape_bytes`: the bytes per step that plain JAX, or a tape, stores, and `undo_bytes` those of "undo".
+        - `checkpoints`: the number of stored carries if the choice is "checkpoint".
+        - `loop`: the loop and its line.
+        - `steps`: the largest number of steps.
+        - `largest`: the type of the largest array that the tape stores for each step.
 
     Raises:
         TypeError: `fun` is not callable, or `max_steps` is not an integer.
@@ -56,28 +58,34 @@ def explain(
     >>> from jax_tensorarray.residuals import explain
     >>> def f(ys):  # each row depends on all rows there are
     ...     return jax.lax.fori_loop(0, 100, lambda i, ys: ys.at[i].set(jnp.tanh(ys.T @ ys[:, 0])), ys)
-    >>> [choice] = explain(f, jnp.ones((100, 100)))
+    >>> [choice] = explain(f)(jnp.ones((100, 100)))
     >>> choice.residuals, choice.steps, choice.largest
     ('undo', 100, 'float32[100,100]')
     """
     if not callable(fun):
         raise TypeError(f"residuals.explain: fun must be callable, got {fun!r}")
     check_max_steps("residuals.explain", max_steps)
-    repair, found = Repair(Request(max_steps, Auto(memory))), []
-    jaxpr = refs.as_arrays(jax.make_jaxpr(fun)(*args))
+    Auto(memory)  # it checks its argument
 
-    def visit(eqn: Equation, operands: list[bool]) -> None:
-        entry = registry.entry_of(eqn)
-        if entry.kind == "loop":
-            found.append(_choice(repair, eqn, operands, memory))
-        for body in entry.bodies(eqn.params) if eqn.primitive.name != "custom_vjp_call" else ():
-            consts, carry, xs = body.split(body.inputs(operands, False))
+    @arguments.named_as(fun)
+    def of(*args: Any, **kwargs: Any) -> list[Choice]:
+        repair, found = Repair(Request(max_steps, Auto(memory))), []
+        jaxpr = refs.as_arrays(jax.make_jaxpr(functools.partial(fun, **kwargs))(*args))
+
+        def visit(eqn: Equation, operands: list[bool]) -> None:
+            entry = registry.entry_of(eqn)
             if entry.kind == "loop":
-                carry = registry.reached_in(body, operands)[: len(carry)]
-            registry.each_reached(body.jaxpr, [*consts, *carry, *xs], visit)
+                found.append(_choice(repair, eqn, operands, memory))
+            for body in entry.bodies(eqn.params) if eqn.primitive.name != "custom_vjp_call" else ():
+                consts, carry, xs = body.split(body.inputs(operands, False))
+                if entry.kind == "loop":
+                    carry = registry.reached_in(body, operands)[: len(carry)]
+                registry.each_reached(body.jaxpr, [*consts, *carry, *xs], visit)
 
-    registry.each_reached(jaxpr, [jaxprs.is_inexact(a) for a in jaxpr.in_avals], visit)
-    return found
+        registry.each_reached(jaxpr, [jaxprs.is_inexact(a) for a in jaxpr.in_avals], visit)
+        return found
+
+    return of
 
 
 def _choice(repair: Repair, eqn: Equation, operands: list[bool], memory: int | None) -> Choice:
@@ -85,7 +93,7 @@ def _choice(repair: Repair, eqn: Equation, operands: list[bool], memory: int | N
     loop = f"{eqn.primitive.name.removeprefix('ta_')} at {source_info_util.summarize(eqn.source_info)}"
     plain = _linearized(eqn, operands)
     if plain is None and repair.request.max_steps is None:
-        return Choice("none", _NONE, 0, None, loop=loop)
+        return Choice(residuals="none", reason=_NONE, tape_bytes=0, undo_bytes=None, loop=loop)
     found: list[tuple[Any, list[bool]]] = []
 
     def visit(inner: Any, operands: list[bool]) -> None:
@@ -100,16 +108,17 @@ def _choice(repair: Repair, eqn: Equation, operands: list[bool], memory: int | N
     parts = _parts(eqn)
     linear = _linearized(eqn, operands)
     if parts is None or linear is None:
-        return Choice("none", _NONE, 0, None, loop=loop)
+        return Choice(residuals="none", reason=_NONE, tape_bytes=0, undo_bytes=None, loop=loop)
     body, steps, strategy = parts
     kept = linear if plain is None else plain
     largest = max(kept.taped, key=lambda t: bytes_of([t]), default=None)
     if strategy is not None and not isinstance(strategy, Auto):
-        choice = Choice(type(strategy).__name__, "the loop says so", 0, None)
+        name = type(strategy).__name__
+        choice = Choice(residuals=name, reason="the loop says so", tape_bytes=0, undo_bytes=None)
     else:
         choice, _ = choose_within(memory if strategy is None else strategy.memory, steps, linear, body)
     name = "" if largest is None else f"{largest.dtype}[{','.join(map(str, largest.shape))}]"
-    return choice._replace(tape_bytes=bytes_of(kept.taped), loop=loop, steps=steps, largest=name)
+    return replace(choice, tape_bytes=bytes_of(kept.taped), loop=loop, steps=steps, largest=name)
 
 
 def _repaired(repair: Repair, eqn: Equation) -> Any:

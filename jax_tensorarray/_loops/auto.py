@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +20,8 @@ from jax_tensorarray._types import bytes_of
 Array = jax.Array
 
 
-class Choice(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Choice:
     """What `residuals.explain` says of a loop."""
 
     residuals: str
@@ -33,7 +34,7 @@ class Choice(NamedTuple):
     largest: str = ""
 
     def __str__(self) -> str:
-        times, unit = (self.steps, "in all") if self.steps else (1, "a step")
+        times, unit = (self.steps, "in all") if self.steps else (1, "per step")
         sizes = ("tape", self.tape_bytes), ("undo", self.undo_bytes)
         kept = [f"{name} {times * n / 1e6:.3g} MB" for name, n in sizes if n]
         amounts = f" ({', '.join(kept)} {unit})" if kept else ""
@@ -44,7 +45,7 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
     """Choose undo if the tape would hold, for every step, more than a row that undo need not keep; else the tape."""
 
     def tape(reason: str, undone: int | None = None) -> tuple[Choice, None]:
-        return Choice("tape", reason, taped, undone), None
+        return Choice(residuals="tape", reason=reason, tape_bytes=taped, undo_bytes=undone), None
 
     carry, taped = list(linear.whole.out_avals)[: linear.num_outs], 0
     if not all(isinstance(t.size, int) for t in (*carry, *linear.taped)):
@@ -60,7 +61,7 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
     if 2 * planned.bytes > taped:
         return tape("undo would keep nearly as much as the tape", planned.bytes)
     reason = "the tape would hold a whole buffer, or something computed from one, for every step"
-    return Choice("undo", reason, taped, planned.bytes), planned
+    return Choice(residuals="undo", reason=reason, tape_bytes=taped, undo_bytes=planned.bytes), planned
 
 
 def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: Any) -> tuple[Choice, Plan | None]:
@@ -75,12 +76,12 @@ def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: 
         return choice, planned
     reason = f'"{choice.residuals}" would take {kept} bytes for {max_steps} steps, and memory={memory}'
     again = plan(linear, max_steps, keeps_costly=False)
-    other = choice._replace(undo_bytes=again.bytes, reason=reason)
+    other = replace(choice, undo_bytes=again.bytes, reason=reason)
     checkpoints, size = _checkpoints(memory, max_steps, body)
     others: list[tuple[int, Choice, Plan | None]] = [
         (kept, choice, planned),
-        (again.bytes * max_steps, other._replace(residuals="undo"), again),
-        (checkpoints * size, other._replace(residuals="checkpoint", checkpoints=checkpoints), None),
+        (again.bytes * max_steps, replace(other, residuals="undo"), again),
+        (checkpoints * size, replace(other, residuals="checkpoint", checkpoints=checkpoints), None),
     ]
     fitting = (other for other in others if other[0] <= memory)
     return next(fitting, min(others, key=lambda other: other[0]))[1:]

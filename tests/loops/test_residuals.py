@@ -310,7 +310,7 @@ def test_a_loop_of_no_steps_does_not_look_at_a_shared_index(nested):
 
 def test_what_auto_chooses():
     def of(step, x, n=1000, **how):
-        [choice] = choice_of_residuals(lambda x: fori_loop(0, n, step, x), x, **how)
+        [choice] = choice_of_residuals(lambda x: fori_loop(0, n, step, x), **how)(x)
         return choice
 
     def rows(i, b):
@@ -346,26 +346,26 @@ def test_what_each_loop_of_a_function_chooses():
         return lax.scan(outer, x, None, length=7)[0], lax.while_loop(lambda b: b.sum() < 0, jnp.sin, b)
 
     arrays = jnp.ones(3), jax.ShapeDtypeStruct((200, 5), jnp.float64)
-    choices = choice_of_residuals(f, *arrays)
+    choices = choice_of_residuals(f)(*arrays)
     assert [c.loop.split()[0] for c in choices] == ["scan", "while", "scan", "scan", "while"]
     assert [c.residuals for c in choices] == ["tape", "none", "tape", "tape", "none"]
     assert "max_steps" in choices[1].reason
     assert [c.steps for c in choices] == [9, None, 7, 5, None]
     assert choices[0].tape_bytes < 100  # a sum needs nothing, and the write an index
-    assert choice_of_residuals(f, *arrays, max_steps=20)[-1].residuals == "tape"
-    assert choice_of_residuals(lambda x: lax.fori_loop(0, 9, lambda i, x: x, 1), 1.0) == []
+    assert choice_of_residuals(f, max_steps=20)(*arrays)[-1].residuals == "tape"
+    assert choice_of_residuals(lambda x: lax.fori_loop(0, 9, lambda i, x: x, 1))(1.0) == []
     kept = while_loop, lambda x: (lambda c: c[0] < 9, lambda c: (c[0] + 1, c[1] * x), (0, x))
-    named = choice_of_residuals(lambda x: kept[0](*kept[1](x), max_steps=9, residuals=Checkpoint(3)), 2.0)
+    named = choice_of_residuals(lambda x: kept[0](*kept[1](x), max_steps=9, residuals=Checkpoint(3)))(2.0)
     assert [(c.residuals, c.reason) for c in named] == [("Checkpoint", "the loop says so")]
     with pytest.raises(TypeError, match=r"residuals.explain: fun must be callable, got 1"):
-        choice_of_residuals(1)
+        choice_of_residuals(1)()
     with pytest.raises(ValueError, match="memory must be a number of bytes"):
-        choice_of_residuals(f, *arrays, memory=-1)
+        choice_of_residuals(f, memory=-1)(*arrays)
 
 
 def test_what_takes_too_much_memory_gives_way_to_checkpoints():
     def of(step, x, **how):
-        [choice] = choice_of_residuals(lambda x: fori_loop(0, many, step, x), x, **how)
+        [choice] = choice_of_residuals(lambda x: fori_loop(0, many, step, x), **how)(x)
         return choice
 
     start, many = jnp.ones(100), 2000  # 800 bytes a step, and 812 a carry

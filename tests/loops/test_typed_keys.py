@@ -206,7 +206,7 @@ def test_the_bytes_of_keys_are_counted():
         return jnp.sum(lax.scan(body, x[0], keys)[0])
 
     def kept(keys, wrap):
-        return [choice.tape_bytes for choice in choice_of_residuals(functools.partial(f, wrap=wrap), X, keys)]
+        return [choice.tape_bytes for choice in choice_of_residuals(functools.partial(f, wrap=wrap))(X, keys)]
 
     keys = keys_of(T)
     assert kept(keys, lambda key: key) == kept(jax.random.key_data(keys), jax.random.wrap_key_data)
