@@ -56,7 +56,7 @@ class Explained:
     times: int
 
     def __str__(self) -> str:
-        fate = self.became or "stays as it is"
+        fate = self.became or "not rewritten"
         name = f" [{self.reason}]" if self.reason else ""
         return f"{self.kind} of {self.dtype}[{', '.join(map(str, self.shape))}]: {fate}{name}"
 
@@ -69,7 +69,7 @@ class Explanation(list[Explained]):
             return "in_place meets no read, write or select of rows in plain JAX."
         stay = sum(x.times for x in self if not x.became)
         total = sum(x.times for x in self)
-        lines = [f"Reads, writes and selects of rows: {total}. Left as they are: {stay or 'none'}."]
+        lines = [f"Reads, writes and selects of rows: {total}. Not rewritten: {stay or 'none'}."]
         for (file, line, code), found in groupby(self, lambda x: (x.file, x.line, x.code)):
             where = f"{name_of_file(file)}:{line}" if file else "a line that JAX does not name"
             lines += ["", where, *([f"    {code}"[:WIDTH]] if code else [])]
