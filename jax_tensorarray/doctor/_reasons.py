@@ -31,8 +31,8 @@ REASONS = {
         "",
     ),
     "large-share": (
-        "It is a large part of the buffer: half of it at a known index, half of all elements if they are written one by "
-        "one, or as many rows as there are. Plain JAX moves such a part as fast.",
+        "It is a large part of the buffer: half of it at a known index, half of all elements if it writes single "
+        "elements, or as many rows as there are. Plain JAX moves such a part as fast.",
         "",
     ),
     "library-loop": (
@@ -50,7 +50,7 @@ REASONS = {
     ),
     "made-in-the-step": (
         "The same step makes one of the arrays to choose from, so it touches all of that array anyway.",
-        "If the array does not depend on the step, make it before the loop. If few of its rows differ, write only these.",
+        "If it does not depend on the step, make it before the loop. If few of its rows differ, write only these.",
     ),
     "mask-of-elements": (
         "The condition differs between rows, so any row may come from either case.",
@@ -121,7 +121,7 @@ REASONS = {
         "Divide this axis into two.",
     ),
     "whole-view": (
-        "The step computes an array from a whole buffer and reads rows of it. in_place cannot compute these rows alone.",
+        "The step computes an array from a whole buffer, and reads rows of it. in_place cannot compute these alone.",
         "Read the rows first, and compute with these.",
     ),
 }
