@@ -135,10 +135,8 @@ class Compared(NamedTuple):
         calls = f"{self.calls} call{'s' * (self.calls != 1)}"
         functions = f"{self.functions} jitted function{'s' * (self.functions != 1)}"
         rest = f" ({self.left_out} more calls were not recorded)" if self.left_out else ""
-        compared = (
-            f"the results of {calls} of {functions}{rest}. Floats may differ by {TOLERANCES[4]:g} of the largest "
-        )
-        compared += f"number in their array, float64 by {TOLERANCES[8]:g}, and float16 by {TOLERANCES[2]:g}."
+        compared = f"the results of {calls} of {functions}{rest}. Numbers of float32 may differ by {TOLERANCES[4]:g} "
+        compared += f"of the largest in their array, float64 by {TOLERANCES[8]:g}, and float16 by {TOLERANCES[2]:g}."
         if not self.calls:
             compared = "only the output. The program called no function of its own that it jits."
         values = f"different, first in {self.difference}. {_SEEDS}" if self.difference else "the same"

@@ -52,13 +52,14 @@ class LoopCopy:
 
     Attributes:
       kind: `"copy"`, `"broadcast"` (a copy for each of several examples), `"select"` (between two buffers), `"sum"` (of
-        two), `"anew"` (anything else that makes all rows), or `"save"` (the buffer is put, as a whole, into a larger
-        array).
+        two), `"anew"` (anything else that computes every row), or `"save"` (the step stores the whole buffer in a
+        larger array).
       operation: its name in the optimised HLO, to look it up in `jax.jit(f).lower(*args).compile().as_text()`.
-      dtype: of the array that it makes, by the name that JAX has for it.
-      shape: likewise, as XLA sees it: `vmap` adds an axis, and of a divided array a device has its part.
-      num_bytes: its size.
-      file: where in Python it comes from, or None where XLA has lost track.
+      dtype: the element type of the result, by JAX's name.
+      shape: the shape of the result, as XLA sees it: `vmap` adds an axis, and a device has only its part of a divided
+        array.
+      num_bytes: the size of the result.
+      file: the Python file, or None if XLA does not name it.
       line: the number of the line.
       code: the text of that line, if the file can be read; else empty.
       in_gradient: whether it is part of a backward pass.
@@ -112,12 +113,12 @@ class LoopCopies(list[LoopCopy]):
     """A list of `LoopCopy`, which prints as a report.
 
     Attributes:
-      smaller: how many operations are left out, on buffers smaller than `min_bytes`.
-      memory: if a gradient keeps buffers, how many bytes XLA needs for all its temporary arrays, as it is and under
+      smaller: the number of operations that are not listed, because their buffers are smaller than `min_bytes`.
+      memory: if a gradient stores buffers, the bytes that XLA needs for all temporary arrays, unchanged and under
         `in_place`; else None.
-      kept: what a gradient keeps of each step of a scan, buffers or not, the largest first, if it takes `min_bytes` in
-        all. A report lists it if it takes a mebibyte, or if there is a buffer among it.
-      arguments: of a jitted function the arguments that it copies in every call in order to change a few rows.
+      kept: the arrays of at least `min_bytes` that a gradient stores for each step of a scan, the largest first. A
+        report lists them if they take a mebibyte, or if there is a buffer among them.
+      arguments: the arguments that a jitted function copies in every call in order to change a few rows.
     """
 
     smaller: int = 0

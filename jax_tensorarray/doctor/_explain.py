@@ -1,4 +1,4 @@
-"""Say what `in_place` makes of each read, write and select of rows, and why it leaves some as they are."""
+"""Say what `in_place` makes of each read, write and select of rows, and why it does not rewrite some."""
 
 import linecache
 import re
@@ -26,9 +26,9 @@ class Explained:
     """What becomes of a read, a write or a select of rows under `in_place`.
 
     Attributes:
-      file: where in Python it is, or None where JAX does not know.
+      file: the Python file, or None if JAX does not know it.
       line: the number of the line.
-      code: the text of that line, if the file can be read; else empty.
+      code: the text of the line; empty if the file cannot be read.
       kind: `"read"`, `"write"` or `"select"`; `"shift"` of all rows by some places, `"exchange"` of two buffers,
         `"carry"` of a loop, `"slice"` of a stack, `"layout"` of a buffer, `"product"` with a mask, `"loop"`,
         or `"use"` of a whole buffer.
@@ -39,8 +39,8 @@ class Explained:
       reason: the tag of the reason why it stays, or may be slow; else empty. Each tag is a heading of the page of
         messages.
       text: the reason in words.
-      help: what would help, if anything does.
-      times: how often this line has it.
+      help: a change of the code that helps, if there is one.
+      times: how often the line has this operation.
     """
 
     file: str | None
@@ -57,7 +57,7 @@ class Explained:
     times: int
 
     def __str__(self) -> str:
-        fate = self.became or "stays as it is"
+        fate = self.became or "not rewritten"
         name = f" [{self.reason}]" if self.reason else ""
         return f"{self.kind} of {self.dtype}[{', '.join(map(str, self.shape))}]: {fate}{name}"
 
@@ -70,7 +70,7 @@ class Explanation(list[Explained]):
             return "in_place meets no read, write or select of rows in plain JAX."
         stay = sum(x.times for x in self if not x.became)
         total = sum(x.times for x in self)
-        lines = [f"Reads, writes and selects of rows: {total}. Left as they are: {stay or 'none'}."]
+        lines = [f"Reads, writes and selects of rows: {total}. Not rewritten: {stay or 'none'}."]
         for (file, line, code), found in groupby(self, lambda x: (x.file, x.line, x.code)):
             where = f"{name_of_file(file)}:{line}" if file else "a line that JAX does not name"
             lines += ["", where, *([f"    {code}"[:WIDTH]] if code else [])]
@@ -84,7 +84,7 @@ class Explanation(list[Explained]):
 
 
 def explain(
-    f: Callable[..., Any],
+    fun: Callable[..., object],
     *,
     max_steps: int | None = None,
     residuals: str | Strategy = "auto",
@@ -92,27 +92,27 @@ def explain(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> Callable[..., Explanation]:
-    """Return a function that says what `in_place` makes of each read, write and select of rows in `f`.
+    """Return a function that says what `in_place` makes of each read, write and select of rows in `fun`.
 
-    It takes the arguments of `f`, or `jax.ShapeDtypeStruct`s in place of arrays, and traces `f` as `in_place(f)` does.
-    Nothing is compiled or run. Explain what you run: `explain(jax.grad(f))`, or `explain(jax.vmap(f))`, has what these
-    add.
+    The returned function takes the arguments of `fun`, or `jax.ShapeDtypeStruct`s instead of arrays. It traces `fun` as
+    `in_place(fun)` does, and compiles and runs nothing. Explain the function that you run: `explain(jax.grad(f))` and
+    `explain(jax.vmap(f))` include the operations that these transformations add.
 
-    What this library's own ops do is not listed, and neither are selects in loops without reads and writes of rows.
+    Ops of this library are not listed. Selects in loops without reads and writes of rows are not listed either.
 
     Args:
-      f: a function that JAX can trace.
-      max_steps: as for `in_place`, like all other options.
-      residuals: likewise.
-      memory: likewise.
-      static_argnums: likewise.
-      static_argnames: likewise.
+      fun: a function that JAX can trace.
+      max_steps: as for `in_place`.
+      residuals: as for `in_place`.
+      memory: as for `in_place`.
+      static_argnums: as for `in_place`.
+      static_argnames: as for `in_place`.
 
     Returns:
-      A function that returns an `Explanation`, a list of `Explained`.
+      A function that returns an `Explanation`, a list of `Explained`, which prints as a report.
 
     Raises:
-      TypeError: `f` is not callable, or `max_steps` is not an integer.
+      TypeError: `fun` is not callable, or `max_steps` is not an integer.
       ValueError: `max_steps` is negative, or `residuals` or `memory` is none of those of `in_place`.
 
     >>> import jax, jax.numpy as jnp
@@ -126,21 +126,21 @@ def explain(
     >>> [(x.kind, x.became, x.reason) for x in explain(f)(b, b)]
     [('read', 'ta_read', ''), ('write', 'ta_write', ''), ('select', '', 'another-buffer')]
     """
-    if not callable(f):
+    if not callable(fun):
         raise TypeError(
-            f"explain: the first argument must be a function, not {type(f).__name__}. "
+            f"explain: the first argument must be a function, not {type(fun).__name__}. "
             "Write explain(f)(x), not explain(f(x))."
         )
     check_max_steps("explain", max_steps)
     request = Request(max_steps, strategy_within("explain", residuals, memory))
-    static = arguments.Static(f, static_argnums, static_argnames)
+    static = arguments.Static(fun, static_argnums, static_argnames)
 
-    @arguments.named_as(f)
+    @arguments.named_as(fun)
     def of(*args: Any, **kwargs: Any) -> Explanation:
         call = static.split(_is_typed, args, kwargs)
         listener = explained.Listener()
         with jax.disable_jit(False), explained.listening(listener):
-            api.compiled(f, request, static).eval_shape(*call.args, **call.kwargs)
+            api.compiled(fun, request, static).eval_shape(*call.args, **call.kwargs)
         notes, listener.notes = listener.notes, []  # JAX's caches keep the listener
         return _listed(notes)
 

@@ -107,11 +107,8 @@ def line_for(function: JittedFunction, donated: Sequence[str] = ()) -> Line:
         file, line = fun.__code__.co_filename, fun.__code__.co_firstlineno
         where = f"{fun.__name__}, {name_of_file(file)}:{line}"
         return Line(f"To keep this, put @in_place under @{compiler}{also} ({where}):", decorated)
-    of = next((method for module, method in _METHODS.items() if _is_of(fun, module)), None) or _expression(fun)
-    return Line(
-        f"To keep this, put in_place inside of {compiler}{also}:",
-        (f"{compiler}(in_place({of}){options and ', '}{options})",),
-    )
+    code = f"{compiler}(in_place({_expression(fun)}){options and ', '}{options})"
+    return Line(f"To keep this, put in_place inside of {compiler}{also}:", (code,))
 
 
 def _is_of(fun: Any, module: str) -> bool:

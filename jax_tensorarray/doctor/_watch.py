@@ -44,24 +44,34 @@ class LoopCopyError(RuntimeError):
 
 
 class Report(Programs):
-    """What JAX has compiled while it was watched.
+    """The programs that JAX has compiled in a block of `watch`, and the findings about them.
+
+    It prints as a text, and a notebook shows it as a page.
 
     Attributes:
-      programs: how many programs were compiled.
-      loops: how many loops are in them.
-      in_place: how many of these copy no whole buffer.
-      unread: how many programs could not be examined.
-      cases: the programs in which something was found, those that copy most first. `try_in_place` adds those whose time
-        or memory grows faster than their steps.
+      programs: the number of compiled programs.
+      loops: the number of loops in these programs.
+      in_place: the number of these loops that copy no whole buffer.
+      unread: the number of programs that could not be examined.
+      cases: the programs with findings. The program that copies most comes first. `try_in_place` adds programs whose
+        time or memory grows faster than the number of steps.
     """
 
     def try_in_place(self, *, timed: bool = True, progress: Callable[[str], None] = lambda text: None) -> Self:
-        """Try `in_place` on each program: count the copies that are left and, if `timed`, measure the gain.
+        """Try `in_place` on each program: count the remaining copies and, if `timed`, measure the gain.
 
-        A program is run on zeros, and only if it has no side effects and XLA knows how many steps its loops take. If
-        all of them take the same number, and a run takes less than 3 seconds, it is also run with a quarter of the
-        steps. So are programs with loops in which nothing was found, for half a minute in all.
-        Returns the report itself.
+        If `jax.jit` has traced a function in the block, `in_place` is tried on that function, which is traced once
+        more. Otherwise it is tried on the finished program. The programs run on zeros, and only if they have no side
+        effects and XLA knows how many steps their loops take. If all loops take the same number of steps, and a run
+        takes less than 3 seconds, a program also runs with a quarter of the steps. Programs without findings run with
+        fewer steps too, for half a minute in all.
+
+        Args:
+          timed: whether to run the programs. Otherwise they are only compiled.
+          progress: is called with a text before each trial.
+
+        Returns:
+          The report itself.
         """
         for n, case in enumerate(self.cases, 1):
             progress(f"trying in_place on {case.program} ({n} of {len(self.cases)})")
@@ -88,7 +98,7 @@ class Report(Programs):
         return self.text(False)
 
     def _repr_html_(self) -> str:
-        """Be shown by notebooks as the page that `--html` writes."""
+        """Return the report as HTML, which notebooks show."""
         return fragment(self)
 
     def text(self, colours: bool) -> str:
@@ -101,19 +111,19 @@ class Report(Programs):
 
 @contextlib.contextmanager
 def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
-    """Examine all programs that JAX compiles in a block, in any thread, for what their loops copy.
+    """Examine all programs that JAX compiles in a block, in any thread, for copies in their loops.
 
-    Programs that JAX has compiled before are not examined. Programs run as they are.
+    The programs run unchanged. Programs that JAX has compiled before are not examined.
 
     Args:
-      min_bytes: buffers smaller than this are left out.
+      min_bytes: smaller buffers are ignored.
 
     Yields:
-      A `Report`, which is complete when the block ends. It prints as a text, and `try_in_place()` adds the effect that
-      `in_place` would have on each program.
+      A `Report`, which is complete when the block ends. `report.try_in_place()` adds the effect of `in_place` on each
+      program.
 
     Raises:
-      NotImplementedError: this version of JAX does not tell what it compiles.
+      NotImplementedError: this version of JAX has no hook for its compiler.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray.doctor import watch
@@ -148,14 +158,14 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
 
 @contextlib.contextmanager
 def forbid_copies(*, min_bytes: int = MIN_BYTES) -> Iterator[None]:
-    """Raise an error if a program compiled in a block has loops that copy whole buffers; it is then not run.
+    """Raise an error if JAX compiles a program in a block whose loops copy whole buffers. The program does not run.
 
     Args:
-      min_bytes: buffers smaller than this may be copied.
+      min_bytes: smaller buffers may be copied.
 
     Raises:
-      LoopCopyError: such a program is compiled. The message says where it copies, and what to do.
-      NotImplementedError: this version of JAX does not tell what it compiles.
+      LoopCopyError: JAX has compiled such a program. The message names the lines, and says what to do.
+      NotImplementedError: this version of JAX has no hook for its compiler.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import in_place

@@ -382,7 +382,7 @@ def test_a_program_that_does_what_is_advised_is_as_right_and_in_place(cause, pro
     advice = ADVICE[cause, program]
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1000, WIDTH)))
     copies, left = (loop_copies(f)(x) for f in (advice.found, advice.advised))
-    text = _advice.ADVICE[cause].removeprefix("{}")
+    text = max(_advice.ADVICE[cause].split("{}"), key=len)
     given = [copy for copy in copies if text in copy.advice and advice.line in copy.code]
     assert given and {copy.file for copy in given} == {__file__}, copies
     assert {copy.kind for copy in left} == advice.left
@@ -407,6 +407,20 @@ def test_an_index_from_data_costs_about_as_much_as_one_that_the_loop_counts(tran
     from_data, counted = ([op for op in hlo_text.operations_in_loops(text) if op.opcode not in FREE] for text in hlo)
     assert 0 < len(from_data) <= 2 * len(counted), from_data
     assert hlo_text.whole_buffer_operations_in_loops(hlo[0], x.nbytes) == []
+
+
+@pytest.mark.usefixtures("fusions_of_users")
+@pytest.mark.parametrize(("cause", "program"), ADVICE)
+def test_in_place_comes_first_where_it_removes_the_cause_and_is_not_promised_where_it_does_not(cause, program):
+    found, text = ADVICE[cause, program].found, _advice.ADVICE[cause]
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1000, WIDTH)))
+    before, after = loop_copies(found)(x), loop_copies(in_place(found))(x)
+    has_cause = [any(copy.reason == _advice.NAMES[cause] for copy in copies) for copies in (before, after)]
+    is_removed = cause in _advice.REMOVED_BY_IN_PLACE
+    assert text.startswith("Put in_place around the function: it ") == is_removed
+    assert ("in_place" in text) == is_removed
+    if program != "a product in a loop that has residuals=":  # the loop says what it keeps
+        assert has_cause == [True, not is_removed], after
 
 
 def test_each_advice_is_tried():

@@ -358,10 +358,10 @@ def test_a_report_has_lines_code_names_and_advice_and_an_empty_one_is_one_line()
 
     found = explain(f)(B, B)
     line = f.__code__.co_firstlineno + 1
-    assert str(found).startswith("Reads, writes and selects of rows: 3. Left as they are: 1.\n")
+    assert str(found).startswith("Reads, writes and selects of rows: 3. Not rewritten: 1.\n")
     assert f"test_explain.py:{line}\n    return lax.fori_loop(1, 64, lambda i, c: lax.cond(" in str(found)
     text, advice = REASONS["another-buffer"]
-    assert "  select of float32[64, 8]: stays as it is [another-buffer]\n" in str(found)
+    assert "  select of float32[64, 8]: not rewritten [another-buffer]\n" in str(found)
     assert f"{text} {advice}" in " ".join(str(found).split())
     assert [x.line for x in found] == sorted(x.line for x in found)
     assert str(explain(jnp.sin)(B)).count("\n") == 0

@@ -164,7 +164,7 @@ def test_explain_says_that_a_part_is_put_back():
     shape, step = CASES["halves"]
     text = str(doctor.explain(loss(step))(*arguments(shape)))
     assert "a part of the buffer that is put back in its place (2 times)" in text
-    assert "Left as they are: none" in text
+    assert "Not rewritten: none" in text
 
 
 def test_a_step_may_have_keys():
