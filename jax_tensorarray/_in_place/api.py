@@ -174,9 +174,9 @@ def in_place(
         is.
 
     Raises:
-        TypeError: `fun` is not callable, `max_steps` is not an integer, `enabled`, `check` or `strict` is not a bool,
-            `fun` stores a traced array outside of its arguments (in a call), or `check` meets an effect that returns a
-            value (in a call).
+        TypeError: `fun` is not callable, `max_steps` is not an integer, or `enabled`, `check` or `strict` is not a
+            bool. In a call: `fun` stores a traced array outside of its arguments, or `check` meets an effect that
+            returns a value.
         ValueError: `max_steps` is negative, `residuals` or `memory` is none of these, or the environment variable has
             an unknown value (in a call).
         jax.errors.JaxRuntimeError, ValueError: a loop takes more than `max_steps` steps, or `check` finds a difference

@@ -23,7 +23,7 @@ from jax_tensorarray.doctor._text import WIDTH, grouped, more_about, name_of_fil
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """What becomes of a read, a write or a select of rows under `in_place`.
+    """The fate of a read, a write or a select of rows under `in_place`.
 
     Attributes:
       file: the Python file, or None if JAX does not know it.

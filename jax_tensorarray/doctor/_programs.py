@@ -105,7 +105,7 @@ class CompiledProgram:
 
 @dataclass(kw_only=True)
 class Programs:
-    """What a `Report` is about."""
+    """The subjects of a `Report`."""
 
     programs: int = 0
     loops: int = 0
