@@ -121,10 +121,16 @@ def traced(f: Callable[..., Any], types: tuple[Any, ...], options: tuple[tuple[s
     """Return the closed jaxpr of a function of arrays of these types. Numbers may have 64 bits.
 
     Its types do not say how arrays are divided among devices: a number or a mask that is made here would have to be
-    divided as the rows are, and XLA finds that by itself.
+    divided as the rows are, and XLA finds that by itself. Inside of a `shard_map` the mesh is that of the types, also
+    where JAX runs the body eagerly, and another mesh is set.
     """
-    divided = [hasattr(x, "sharding") and _divides(x.sharding.mesh) for x in types]
-    with jax.enable_x64(True), use_abstract_mesh(NO_MESH) if any(divided) else contextlib.nullcontext():
+    meshes = [getattr(getattr(x, "sharding", None), "mesh", NO_MESH) for x in types]
+    divided = [_divides(mesh) for mesh in meshes]
+    manual = [mesh for mesh in meshes if AxisType.Manual in mesh.axis_types]
+    with contextlib.ExitStack() as around:
+        around.enter_context(jax.enable_x64(True))
+        if any(divided) or manual:
+            around.enter_context(use_abstract_mesh(NO_MESH if any(divided) else manual[0]))
         undivided = [x.update(sharding=None) if each else x for x, each in zip(types, divided, strict=True)]
         return jax.make_jaxpr(functools.partial(f, **dict(options)))(*undivided)
 
