@@ -704,5 +704,7 @@ fake_tas = types.SimpleNamespace(
     in_place=same,
     growing=lambda f, **_: f,
     checkpoint_policies=types.SimpleNamespace(save_reads=None),
-    **{name: lambda *_, **__: "auto" for name in ("Tape", "Recompute", "Undo", "Checkpoint", "Inverse", "Auto")},
+    residuals=types.SimpleNamespace(
+        **{name: lambda *_, **__: "auto" for name in ("Tape", "Recompute", "Undo", "Checkpoint", "Inverse", "Auto")}
+    ),
 )

@@ -581,9 +581,11 @@ class Grammar:
         elif kind == "inverse" and self.real and self.dtype in ("float64", "float32") and self.of((self.n,)):
             xs = self.pick(*self.of((self.n,)))
             start = self.some(())
-            back = f"tas.Inverse(lambda s, x: (s - x) / 1.25{self.pick('', ', check=True')})"
+            back = f"tas.residuals.Inverse(lambda s, x: (s - x) / 1.25{self.pick('', ', check=True')})"
             if self.chance(0.3):
-                back = f"tas.Inverse(lambda c: (c[0] - 1, (c[1] - 0.5) / 1.25){self.pick('', ', check=True')})"
+                back = (
+                    f"tas.residuals.Inverse(lambda c: (c[0] - 1, (c[1] - 0.5) / 1.25){self.pick('', ', check=True')})"
+                )
                 step = f"lambda c: (c[0] + 1, c[1] * 1.25 + 0.5), (0, {start}), max_steps={self.pick(2, 5)}"
                 step += f", on_limit='stop', residuals={back}"
                 self.let("s", f"tas.while_loop(lambda c: c[0] < {self.pick(0, 2, 3)}, {step})[1]", ())
@@ -756,8 +758,22 @@ class Grammar:
     def residuals(self, inverse=False):
         if self.chance(0.4):
             return ""
-        kinds = ['"tape"', '"recompute"', '"undo"', '"auto"', "tas.Tape(offload=True)", "tas.Recompute()", "tas.Undo()"]
-        kinds += ["tas.Checkpoint(1)", "tas.Checkpoint(2)", "tas.Auto(memory=100)", "tas.Auto(memory=0)", "tas.Auto()"]
+        kinds = [
+            '"tape"',
+            '"recompute"',
+            '"undo"',
+            '"auto"',
+            "tas.residuals.Tape(offload=True)",
+            "tas.residuals.Recompute()",
+            "tas.residuals.Undo()",
+        ]
+        kinds += [
+            "tas.residuals.Checkpoint(1)",
+            "tas.residuals.Checkpoint(2)",
+            "tas.residuals.Auto(memory=100)",
+            "tas.residuals.Auto(memory=0)",
+            "tas.residuals.Auto()",
+        ]
         text = self.pick(*kinds)
         self.use(f"residuals={text}")
         return f", residuals={text}"
@@ -1006,10 +1022,10 @@ class Grammar:
                     '"tape"',
                     '"undo"',
                     '"checkpoint"',
-                    "tas.Undo()",
-                    "tas.Checkpoint(2)",
-                    "tas.Tape()",
-                    "tas.Recompute()",
+                    "tas.residuals.Undo()",
+                    "tas.residuals.Checkpoint(2)",
+                    "tas.residuals.Tape()",
+                    "tas.residuals.Recompute()",
                 )
             elif self.chance(0.6):
                 o += f", memory={self.pick(0, 64, 10000)}"
