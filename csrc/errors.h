@@ -31,13 +31,19 @@ struct Stray {
   int64_t position, index, size;
 };
 
+// What the user of an op has: methods of a TensorArray are named after it, and other ops take buffers.
+inline std::string noun(std::string_view op) {
+  constexpr std::string_view kTensorArray = "TensorArray";
+  return std::string(op.substr(0, kTensorArray.size()) == kTensorArray ? kTensorArray : "buffer");
+}
+
 inline std::string message(std::string_view op, IndexType type, int64_t position, int64_t index, int64_t size) {
   Called called = called_at(op, position);
   std::string text(called.name);
   if (!called.is_text) {
     text += ": index " +
             (type == IndexType::kU64 ? std::to_string(static_cast<uint64_t>(index)) : std::to_string(index)) +
-            " is out of range for a TensorArray of size " + std::to_string(size);
+            " is out of range for a " + noun(called.name) + " of size " + std::to_string(size);
   }
   return called.place.empty() ? text : text + " (" + std::string(called.place) + ")";
 }

@@ -87,7 +87,7 @@ class Case(NamedTuple):
             masked = self.where is not None and not self.where[b, k]
             if self.strict and not masked and not 0 <= int(self.index[b, k]) < self.buffer.shape[1]:
                 size = self.buffer.shape[1]
-                return f"the op: index {self.index[b, k]} is out of range for a TensorArray of size {size}"
+                return f"the op: index {self.index[b, k]} is out of range for a buffer of size {size}"
         return ""
 
 
@@ -232,7 +232,7 @@ def test_a_launch_so_large_that_a_thread_has_several_rows(run):
     results = run([Case("read", buffer, index).encoded()])
     expected = np.concatenate([buffer[0], np.zeros((2, 129), np.uint8)])[index[0]]  # 2 and -1: rows of zeros
     np.testing.assert_array_equal(take(results, expected), expected)
-    assert "out of range for a TensorArray of size 2" in take_message(results)
+    assert "out of range for a buffer of size 2" in take_message(results)
 
 
 def test_whichever_thread_is_first_the_first_stray_in_order_is_named(run):
@@ -240,9 +240,9 @@ def test_whichever_thread_is_first_the_first_stray_in_order_is_named(run):
     buffer, value = np.zeros((2, 3, 2), np.float32), np.ones((2, 5, 2), np.float32)
     where = np.array([[True, True, False, True, True], [True] * 5])
     cases = [Case(op, buffer, index, value) for op in ("read", "write", "swap", "add", "max")]
-    assert cases[0].message() == "the op: index 9 is out of range for a TensorArray of size 3"
+    assert cases[0].message() == "the op: index 9 is out of range for a buffer of size 3"
     masked = [case._replace(where=where) for case in cases]
-    assert masked[0].message() == "the op: index -1 is out of range for a TensorArray of size 3"
+    assert masked[0].message() == "the op: index -1 is out of range for a buffer of size 3"
     every = cases + masked + [case._replace(strict=False) for case in cases]
     assert_as_expected(run, [case._replace(schedule=s) for case in every for s in (FORWARD, BACKWARD, SHUFFLED)])
 
@@ -304,7 +304,7 @@ def test_an_index_is_checked_against_the_live_rows_of_its_batch(run):
     for case in cases:
         expected = np.stack([oracle.ta_check(*x) for x in zip(case.index, live, strict=True)])
         np.testing.assert_array_equal(take(results, expected), expected)
-        text = "the op: index 5 is out of range for a TensorArray of size 4"
+        text = "the op: index 5 is out of range for a buffer of size 4"
         assert take_message(results) == (text if case.strict else "")
 
 

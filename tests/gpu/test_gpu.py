@@ -20,7 +20,7 @@ PLATFORM = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
 needs_gpu = pytest.mark.skipif(not hasattr(_kernels.modules.get(PLATFORM), "wait_for_error"), reason="needs a GPU")
 
 OPS = ["ta_read", "ta_write", "ta_swap", "ta_add", "ta_max"]
-TEXT = "{}: index {} is out of range for a TensorArray of size {}"
+TEXT = "{}: index {} is out of range for a buffer of size {}"
 
 
 def call(lib, op, buffer, index, value, **options):

@@ -222,7 +222,7 @@ def stray_is_found(compiled, loop, data, near, is_wide):
     f = compiled(lambda: in_jax(p, read, read, read))
     if strays := [i for i in moved if not 0 <= i < size]:
         name = "ta_read: " if compiled is jit else ""
-        text = f"{name}index {strays[0]} is out of range for a TensorArray of size {size}"
+        text = f"{name}index {strays[0]} is out of range for a buffer of size {size}"
         with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=text):
             jax.block_until_ready(f())
     else:

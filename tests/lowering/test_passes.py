@@ -109,7 +109,7 @@ def in_python(node, state, data):
     if kind in ("read", "write"):
         j, size = int(data[k % len(data)]), rest[0]
         if not 0 <= j < size:
-            raise Stray(f"index {j} is out of range for a TensorArray of size {size}")
+            raise Stray(f"index {j} is out of range for a buffer of size {size}")
         return x + float(ROWS[size][j]) * (2 if kind == "write" else 1), k + 1
     if kind == "then":
         return in_python(rest[1], in_python(rest[0], state, data), data)

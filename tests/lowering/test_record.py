@@ -31,7 +31,7 @@ def in_jax(op, buffer, index, row, **options):
 def in_python(op, buffer, index, row):
     for i in np.ravel(index):
         if not 0 <= i < len(buffer):
-            raise Stray(f"ta_{op}: index {i} is out of range for a TensorArray of size {len(buffer)}")
+            raise Stray(f"ta_{op}: index {i} is out of range for a buffer of size {len(buffer)}")
     return buffer, row
 
 
@@ -119,13 +119,13 @@ def test_the_first_of_the_program_is_raised(seed):
 def test_an_index_of_any_dtype_is_told_as_it_is(dtype):
     f = jit(lambda b, at: lax.scan(lambda b, i: (ta_add(b, i, 1.0), None), b, at)[0])
     for bad in {np.iinfo(dtype).max, np.iinfo(dtype).min, 5, 2**7 - 1} - set(range(5)):
-        text = f"ta_add: index {bad} is out of range for a TensorArray of size 5"
+        text = f"ta_add: index {bad} is out of range for a buffer of size 5"
         assert error_of(f, np.zeros(5), np.array([4, bad, 0], dtype)) == text
 
 
 def test_a_loop_that_waits_for_a_row_ends():
     """Each of these goes on for ever, if it goes on with what a row out of range is."""
-    read = "ta_read: index 9 is out of range for a TensorArray of size 3"
+    read = "ta_read: index 9 is out of range for a buffer of size 3"
 
     def inside(b, i):
         return lax.while_loop(lambda x: x < 1, lambda x: x + ta_read(b, i), 0.0)
@@ -172,7 +172,7 @@ def test_the_gradient_raises_what_the_program_does():
         return jnp.sum(b**2)
 
     assert error_of(jit(jax.grad(f)), 0.5, np.array([1, -2, 7])) == (
-        "ta_write: index -2 is out of range for a TensorArray of size 4"
+        "ta_write: index -2 is out of range for a buffer of size 4"
     )
 
 
@@ -196,7 +196,7 @@ def test_vmapped_indices_are_checked_where_they_are_to_be(mode):
 
     g = jit(jax.vmap(f))
     at = np.array([[0, 1], [2, 7], [-1, 0]])
-    assert error_of(g, np.zeros((3, 4)), at) == "ta_write: index -1 is out of range for a TensorArray of size 4"
+    assert error_of(g, np.zeros((3, 4)), at) == "ta_write: index -1 is out of range for a buffer of size 4"
     np.testing.assert_array_equal(g(np.zeros((3, 4)), at % 4).sum(1), [2, 2, 2])
 
 
@@ -208,8 +208,8 @@ def test_of_vmapped_indices_those_of_examples_that_run_are_checked():
     g = jit(jax.vmap(f))
     b, at = np.zeros((3, 4)), np.array([[0, 1, 9], [2, 7, -3], [-1, 0, 5]])
     np.testing.assert_array_equal(g(b, at, np.array([2, 1, 0])).sum(1), [2, 1, 0])
-    assert error_of(g, b, at, np.array([3, 1, 0])) == "ta_write: index 9 is out of range for a TensorArray of size 4"
-    assert error_of(g, b, at, np.array([2, 2, 0])) == "ta_write: index 7 is out of range for a TensorArray of size 4"
+    assert error_of(g, b, at, np.array([3, 1, 0])) == "ta_write: index 9 is out of range for a buffer of size 4"
+    assert error_of(g, b, at, np.array([2, 2, 0])) == "ta_write: index 7 is out of range for a buffer of size 4"
 
 
 @pytest.mark.parametrize("shared", ["index", "mask"])

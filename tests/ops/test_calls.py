@@ -292,7 +292,8 @@ def error_of(call, index, where, sizes):
         for k, (i, w, size) in enumerate(zip(index.flat, where.flat, sizes.flat, strict=True)):
             if w and not 0 <= int(i) < size:
                 op, _, place = call.lines[k % len(call.lines)].partition("@")
-                text = f"{op}: index {int(i)} is out of range for a TensorArray of size {size}"
+                noun = "TensorArray" if op.startswith("TensorArray") else "buffer"
+                text = f"{op}: index {int(i)} is out of range for a {noun} of size {size}"
                 return f"{text} ({place})" if place else text
     return ""
 
@@ -496,7 +497,7 @@ def test_a_call_that_is_to_go_on_drops_the_row_and_raise_says_so_once(programs, 
         {"op": ">ta_write@a.py:7"} | flags,
     )
     end = Call("raise", [], [Array(4, ())])
-    text = "ta_write: index 3 is out of range for a TensorArray of size 3 (a.py:7)"
+    text = "ta_write: index 3 is out of range for a buffer of size 3 (a.py:7)"
     for program, said in zip(programs, (["", "", text, ""], [text, text, "", ""]), strict=True):  # a GPU is waited for
         found = list(outcomes(program, tmp_path, [write, write, end, end]))
         assert [error for _, error, _ in found] == said

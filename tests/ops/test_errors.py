@@ -19,7 +19,7 @@ def gpu(has_run, text):
 
 
 def test_it_raises_what_a_gpu_has_recorded(monkeypatch):
-    text = "ta_read: index 7 is out of range for a TensorArray of size 5"
+    text = "ta_read: index 7 is out of range for a buffer of size 5"
     monkeypatch.setattr(_kernels, "modules", {jax.default_backend(): gpu(has_run=True, text=text)})
     with pytest.raises(jax.errors.JaxRuntimeError, match=text):
         check_errors()

@@ -76,7 +76,7 @@ class Rows:
                 elif (checked := self.params.get("checked")) == "in range":
                     raise AssertionError(f"row {row} of {self.sizes} was taken to be in range")
                 elif self.params["mode"] not in ("drop", "clip") and checked != "recorded":
-                    raise ValueError(f"index {row[0]} is out of range for a TensorArray of size {self.sizes[0]}")
+                    raise ValueError(f"index {row[0]} is out of range for a buffer of size {self.sizes[0]}")
         return found[::-1] if self.params["reverse"] else found
 
     def _has(self, first: np.ndarray, last: np.ndarray) -> bool:
@@ -153,7 +153,7 @@ def _check(eqn: Any, _: Any, index: np.ndarray, size: np.ndarray, *where: np.nda
         found, checked = takes_part & (index >= 0) & (index < size), eqn.params.get("checked")
         assert checked != "in range" or np.all(found == takes_part), f"{index} of {size} was taken to be in range"
         if eqn.params["mode"] != "drop" and checked != "recorded" and np.any(takes_part & ~found):
-            raise ValueError(f"index {index[takes_part & ~found][0]} is out of range for a TensorArray of size {size}")
+            raise ValueError(f"index {index[takes_part & ~found][0]} is out of range for a buffer of size {size}")
         return np.where(found, index.astype(np.int64), -1).astype(np.int32)
 
     return _each(eqn.params["batch_dims"], one)(index, size, *where)

@@ -265,7 +265,8 @@ RUNTIME_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 
 
 def message(op: Any, index: int, size: int) -> str:
-    return re.escape(f"{op}: index {index} is out of range for a ") + rf"(?:buffer|TensorArray) of size {size}(?!\d)"
+    noun = "TensorArray" if str(op).startswith("TensorArray") else "buffer"
+    return re.escape(f"{op}: index {index} is out of range for a {noun} of size {size}") + r"(?!\d)"
 
 
 def raises(op: Any, index: int, size: int) -> Any:

@@ -531,7 +531,7 @@ def placed(op, b, index, axis, length, where, mode):
         if all(j >= 0 and j + (length or 1) <= n for j, n in zip(at, sizes, strict=True)):
             places.append((rest + p, rest + (at if length is None else (slice(at[0], at[0] + length),))))
         elif mode != "drop" and not State.dry:
-            raise OutOfRange(f"{op}: index {at[0]} is out of range for a TensorArray of size {sizes[0]}")
+            raise OutOfRange(f"{op}: index {at[0]} is out of range for a buffer of size {sizes[0]}")
     return b.shape[:axis] + order + (() if length is None else (length,)) + b.shape[axis + len(index) :], places
 
 
