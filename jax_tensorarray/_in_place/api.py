@@ -376,6 +376,8 @@ def compiled(
 
         try:
             outs = compared(run, traced, arrays, given, named) if checks else run(*arrays)
+            if checks:
+                log.is_checked(fun)
         except Exception as error:
             return _faults.instead(error, lambda: plain(*given, **named), strict=request.strict)
         return jax.tree.unflatten(traced.out_tree, outs)

@@ -15,6 +15,7 @@ import jax
 from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
+from jax_tensorarray._in_place import log
 from jax_tensorarray._jaxprs import jaxprs
 
 _MARK = "in_place_strict."
@@ -75,3 +76,5 @@ def _seen(name: str, jaxpr: Jaxpr | None, executable: Any) -> None:
     copies = copies_in(hlo, MIN_BYTES, found)
     if copies:
         raise LoopCopyError(name.removeprefix("jit_"), copies, "in_place: strict=True")
+    for strict in dict.fromkeys(re.findall(rf"{re.escape(_MARK)}(\w+)", hlo)):
+        log.has_no_copies(strict)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TextIO
 import jax
 import jax.monitoring
 
+from jax_tensorarray._in_place import switch
 from jax_tensorarray._in_place.jit import jit_in_place
 from jax_tensorarray._in_place.package import PackageHook, in_place_package
 from jax_tensorarray.doctor import _compare, _trace
@@ -129,6 +130,9 @@ def _examined(options: argparse.Namespace) -> int:
         status = _run(options)
     seconds = time.perf_counter() - started - (recorder.seconds if recorder else 0.0)
     if not options.no_trial:
+        number = report.to_try(timed=seconds < _LONG)
+        if number and not out.isatty():  # a terminal shows the progress
+            print(f"\ntrying in_place on {counted(number, 'program')} (--no-trial skips this)", file=out, flush=True)
         report.try_in_place(timed=seconds < _LONG, progress=functools.partial(_progress, out))
     print(f"\n{report.text(out.isatty() and 'NO_COLOR' not in os.environ)}", file=out)
     if options.json:
@@ -233,7 +237,9 @@ def _compared(options: argparse.Namespace) -> int:
             command += ["--min-bytes", str(options.min_bytes), "--fragment", str(part), "--record", str(folder)]
             command += ["--rewrite", " ".join(found[0]["packages"])] if found else []
             command += ["--trace", str(options.trace)] if options.trace and not found else []
-            status, output = _compare.run([*command, *["-m"] * options.module, options.script, *options.arguments])
+            command += [*["-m"] * options.module, options.script, *options.arguments]
+            on = {switch.VARIABLE: "1"} if found else {}  # or the second run would be the first one
+            status, output = _compare.run(command, os.environ | on)
             if status or not file.exists():
                 ended = f"the program ended with status {status} {name}"
                 before = " and with status 0 unchanged" if found else ""
@@ -246,6 +252,8 @@ def _compared(options: argparse.Namespace) -> int:
         values = _compare.compared(folders, outputs)
     unchanged, rewritten = found
     lines = [*_costs(unchanged, rewritten), *values.lines()]
+    if off := switch.why_off():
+        lines.append(f"off:      {off} turns in_place off, and the run under in_place has turned it on.")
     print(f"\n--- {options.script}:", file=out)
     for line in lines:
         label, said = line[:_LABEL], line[_LABEL:]
@@ -283,8 +291,9 @@ def _costs(unchanged: dict[str, Any], rewritten: dict[str, Any]) -> list[str]:
     operations = "copies:   " + "; ".join(copies if before or left else copies[-1:])
     seconds = _seconds(unchanged), _seconds(rewritten)
     is_slower = seconds[1] > max(SLOWER * seconds[0], seconds[0] + _IMPORTS)
-    times = f"{seconds[0]:.1f} s unchanged, {seconds[1]:.1f} s under in_place"
-    times += f", plus {unchanged['compiling']:.1f} s and {rewritten['compiling']:.1f} s of compilation"
+    times = f"{seconds[0]:.1f} s unchanged, {seconds[1]:.1f} s under in_place, for the whole program with its imports"
+    times += f", plus {unchanged['compiling']:.1f} s and {rewritten['compiling']:.1f} s of compilation. "
+    times += "Without --compare the doctor times each compiled program alone"
     lines = [f"times:    {'slower, ' * is_slower}{times}", operations]
     return lines if is_slower else lines[::-1]
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tensorarray import _compat
+from jax_tensorarray._in_place.checking import tolerance_of
 
 #: Of each function the first calls are recorded, and then the calls whose number is a power of two.
 _FIRST_CALLS = 100
@@ -26,10 +27,6 @@ _ELEMENTS = 65_536
 
 #: The bytes that are recorded in all.
 _BYTES = 2**28
-
-#: The largest difference, as a part of the largest number in the array, by the bytes of a float. `in_place` may reorder
-#: sums, and a program repeats the rounding errors of its own results. All other types have to be equal.
-TOLERANCES = {8: 1e-8, 4: 1e-4, 2: 3e-2}
 
 #: The largest relative difference of numbers that a program prints.
 _PRINTED = 1e-3
@@ -43,7 +40,7 @@ class Recorder:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._calls: Counter[str] = Counter()
-        self._index: list[tuple[str, int, list[str]]] = []
+        self._index: list[tuple[str, int, list[tuple[str, str]]]] = []
         self._arrays: list[Any] = []
         self._bytes, self._left_out = 0, 0
         self._lock = threading.RLock()
@@ -68,7 +65,7 @@ class Recorder:
             for path, leaf in jax.tree_util.tree_leaves_with_path(results):
                 array = _sample(leaf)
                 if array is not None:
-                    paths.append(jax.tree_util.keystr(path))
+                    paths.append((jax.tree_util.keystr(path), leaf.dtype.name))
                     self._arrays.append(array)
                     self._bytes += array.nbytes
             self._index.append((name, number, paths))
@@ -87,8 +84,8 @@ def _sample(x: Any) -> Any:
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # such as keys of random numbers
         return None
     array = np.asarray(x)
-    if array.dtype.kind not in "biufc":  # bfloat16 and smaller floats, as float16: for its tolerance
-        array = array.astype(np.float16)
+    if array.dtype.kind not in "biufc":  # NumPy cannot store bfloat16 and other types of JAX
+        array = array.astype(np.float32)
     if array.size <= _ELEMENTS:
         return array.copy()
     return array.reshape(-1)[np.linspace(0, array.size - 1, _ELEMENTS).astype(np.int64)]
@@ -109,10 +106,10 @@ def recorded(folder: Path | None) -> Iterator[Recorder | None]:
 # --- in the process that compares ------------------------------------------------------------------------------
 
 
-def run(command: Sequence[str]) -> tuple[int, str]:
+def run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
     """Run a command and pass its standard output on. Return its exit status and the output."""
     parts: list[bytes] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         while part := process.stdout.read1():  # type: ignore[attr-defined]
             parts.append(part)
@@ -135,13 +132,19 @@ class Compared(NamedTuple):
         calls = f"{self.calls} call{'s' * (self.calls != 1)}"
         functions = f"{self.functions} jitted function{'s' * (self.functions != 1)}"
         rest = f" ({self.left_out} more calls were not recorded)" if self.left_out else ""
-        compared = f"the results of {calls} of {functions}{rest}. Numbers of float32 may differ by {TOLERANCES[4]:g} "
-        compared += f"of the largest in their array, float64 by {TOLERANCES[8]:g}, and float16 by {TOLERANCES[2]:g}."
+        compared = f"the results of {calls} of {functions}{rest}. Numbers of float32 may differ by "
+        compared += f"{_allowed('float32')} of the largest in their array, float64 by {_allowed('float64')}, and "
+        compared += f"bfloat16 by {_allowed('bfloat16')}, as with check=True."
         if not self.calls:
             compared = "only the output. The program called no function of its own that it jits."
         values = f"different, first in {self.difference}. {_SEEDS}" if self.difference else "the same"
         output = f"different, first in {self.output}" if self.output else "the same"
         return [f"compared: {compared}", f"values:   {values}", f"output:   {output}"]
+
+
+def _allowed(dtype: str) -> str:
+    """Return the relative tolerance of a type as text."""
+    return f"{tolerance_of(dtype)[0]:.2g}"
 
 
 def compared(folders: Sequence[Path], outputs: Sequence[str]) -> Compared:
@@ -162,10 +165,19 @@ def compared(folders: Sequence[Path], outputs: Sequence[str]) -> Compared:
         return Compared(len(common), len({name for name, _ in common}), left_out, difference, _lines(*outputs))
 
 
-def _by_call(index: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+class _Recorded(NamedTuple):
+    """An array, and its type in the program."""
+
+    array: Any
+    dtype: str
+
+
+def _by_call(index: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, _Recorded]]:
     number, found = 0, {}
     for name, call, paths in index["calls"]:
-        found[name, call] = {path: arrays[f"arr_{number + k}"] for k, path in enumerate(paths)}
+        found[name, call] = {
+            path: _Recorded(arrays[f"arr_{number + k}"], dtype) for k, (path, dtype) in enumerate(paths)
+        }
         number += len(paths)
     return found
 
@@ -179,16 +191,16 @@ def _other_calls(unchanged: Mapping[str, int], rewritten: Mapping[str, int]) -> 
     return ""
 
 
-def _difference(unchanged: Mapping[str, Any], rewritten: Mapping[str, Any]) -> str:
+def _difference(unchanged: Mapping[str, _Recorded], rewritten: Mapping[str, _Recorded]) -> str:
     """Return the first difference between the results of a call."""
     if list(unchanged) != list(rewritten):
         return f"its structure: {len(unchanged)} arrays unchanged, {len(rewritten)} under in_place"
-    for path, before in unchanged.items():
-        after = rewritten[path]
-        if (before.shape, before.dtype) != (after.shape, after.dtype):
-            types = (f"{array.dtype}{list(array.shape)}" for array in (before, after))
+    for path, (before, dtype) in unchanged.items():
+        after, dtype_after = rewritten[path]
+        if (before.shape, dtype) != (after.shape, dtype_after):
+            types = f"{dtype}{list(before.shape)}", f"{dtype_after}{list(after.shape)}"
             return "result{}: {} unchanged, {} under in_place".format(path, *types)
-        wrong = _wrong(before, after)
+        wrong = _wrong(before, after, dtype)
         if wrong.any():
             at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
             element = f"[{', '.join(map(str, at))}]" if at else ""
@@ -196,14 +208,14 @@ def _difference(unchanged: Mapping[str, Any], rewritten: Mapping[str, Any]) -> s
     return ""
 
 
-def _wrong(before: Any, after: Any) -> Any:
-    """Return where two arrays differ by more than rounding."""
-    if before.dtype.kind not in "fc":
+def _wrong(before: Any, after: Any, dtype: str) -> Any:
+    """Return where two arrays of a type differ by more than rounding, with the tolerance of `check=True`."""
+    if not jnp.issubdtype(dtype, jnp.inexact):
         return np.asarray(before != after)
     both_nan = np.isnan(before) & np.isnan(after)
     finite = np.abs(before[np.isfinite(before)])
-    size = before.dtype.itemsize // (2 if before.dtype.kind == "c" else 1)
-    allowed = TOLERANCES.get(size, TOLERANCES[8]) * (finite.max() if finite.size else 0.0)
+    relative, absolute = tolerance_of(dtype)
+    allowed = relative * (finite.max() if finite.size else 0.0) + absolute
     with np.errstate(invalid="ignore"):
         near = np.abs(after - before) <= allowed
     return ~(near | both_nan | (before == after))

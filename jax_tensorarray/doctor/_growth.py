@@ -230,6 +230,11 @@ def growth_of(small: Measurement, large: Measurement) -> Growth:
     )
 
 
+def is_quadratic(growth: Growth) -> bool:
+    """Return whether the time, whatever the memory does, is nearer to quadratic than to linear."""
+    return growth.time_ratio > growth.size_ratio**_ALLOWED
+
+
 def _at(jitted: Any, make_args: Callable[[int], Any], n: int) -> Measurement:
     def args() -> tuple[Any, ...]:
         made = make_args(n)

@@ -108,7 +108,18 @@ def line_for(function: JittedFunction, donated: Sequence[str] = ()) -> Line:
         where = f"{fun.__name__}, {name_of_file(file)}:{line}"
         return Line(f"To keep this, put @in_place under @{compiler}{also} ({where}):", decorated)
     code = f"{compiler}(in_place({_expression(fun)}){options and ', '}{options})"
-    return Line(f"To keep this, put in_place inside of {compiler}{also}:", (code,))
+    return Line(f"To keep this, put in_place inside of {compiler}{also}{_defined(fun)}:", (code,))
+
+
+def _defined(fun: Any) -> str:
+    """Return where the function that is transformed is defined, in parentheses. Empty if it is none of the user."""
+    transformation, inner = _compat.transformation_of(fun)
+    if transformation:
+        return _defined(inner)
+    if not isinstance(fun, types.FunctionType) or any(_is_of(fun, module) for module in (*_METHODS, *_COMPILERS)):
+        return ""
+    name = "" if fun.__name__.startswith("<") else f"{fun.__name__}, "
+    return f" ({name}{name_of_file(fun.__code__.co_filename)}:{fun.__code__.co_firstlineno})"
 
 
 def _is_of(fun: Any, module: str) -> bool:

@@ -27,6 +27,7 @@ class Trial(NamedTuple):
     `how` says what was tried: the doctor also donates the arguments that are copied. If the number of steps could be
     changed, `growth` has the time and the memory with 4 times the steps, before and after. `memory` is what XLA
     allocates for results and temporary arrays, if the program was run. `line` is the code that keeps what was tried.
+    `note` says why the growth after may be wrong, or cannot be less.
     """
 
     left: int | None
@@ -36,6 +37,7 @@ class Trial(NamedTuple):
     growth: tuple[Growth, Growth | None] | None = None
     memory: tuple[int, int] | None = None
     line: Line | None = None
+    note: str = ""
 
     @property
     def helps(self) -> bool:
@@ -96,6 +98,11 @@ class CompiledProgram:
     calls: CountedProgram | None = field(default=None, repr=False)
     donated: Set[int] = frozenset()  #: the numbers of the arguments that it is given for good
     function: JittedFunction | None = field(default=None, repr=False)  #: the function of the user, if it was jitted
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether it can run with fewer steps: JAX has shown its jaxpr, and it terminates."""
+        return self.jaxpr is not None and self.ends
 
     @property
     def cost(self) -> int:

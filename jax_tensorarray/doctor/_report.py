@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax_tensorarray import _compat
+from jax_tensorarray._in_place import switch
 from jax_tensorarray.doctor import _arguments, _kept
 from jax_tensorarray.doctor._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
 from jax_tensorarray.doctor._arguments import ArgumentCopy, headline_of_arguments
@@ -82,7 +83,7 @@ def tree(report: Programs) -> Tree:
     sections = [_section(number, one, worst, compiled) for number, one in enumerate(listed, 1)]
     return Tree(
         first=f"in_place makes these programs slower. Leave them unchanged: {slower}." if slower else "",
-        summary=_summary(report),
+        summary=_summary(report) + _off(),
         sections=list(_each_once(sections)),
         unlisted=_UNLISTED[unlisted > 1].format(unlisted) if unlisted else "",
         more=more_about(found.tag for section in sections for found in section.findings),
@@ -123,7 +124,7 @@ def text(report: Programs, colours: bool = False) -> str:
     said = tree(report)
     lines = [bold(line) for of in (said.first, said.summary) for line in wrapped(of, width=WIDTH)]
     if not report.cases:
-        lines = [said.summary]
+        lines = wrapped(said.summary, width=WIDTH)
     for section in said.sections:
         lines += ["", *map(bold, wrapped(section.title, width=WIDTH))]
         failed = f"in_place could not be tried: {section.failed}" if section.failed else ""
@@ -218,6 +219,12 @@ def _summary(report: Programs) -> str:
     return said
 
 
+def _off() -> str:
+    """Say that something has turned `in_place` off."""
+    off = switch.why_off()
+    return f" in_place is off ({off}): the program ran as it is written. Trials of in_place turn it on." if off else ""
+
+
 _ALL_IN_PLACE = "all in place: none copies a buffer."
 
 
@@ -225,6 +232,7 @@ def _section(number: int, listed: _Listed, worst: int, compiled: Counter[Any]) -
     case, trial, kept = listed.case, listed.case.trial, listed.case.copies.kept
     tried = [] if trial is None else [f"{trial.how}: {trial}"]
     tried += [f"{trial.how}: {trial.growth[1]}"] if trial is not None and trial.growth and trial.growth[1] else []
+    tried += [trial.note] if trial is not None and trial.note else []
     times, needs, has_kept = list[Bar](), "", any(copy.for_gradient for copy in listed.copies)
     if trial is not None and trial.before and trial.after:
         longest = max(trial.before, trial.after)

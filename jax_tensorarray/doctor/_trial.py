@@ -1,6 +1,7 @@
 """Try `in_place` on a program: what it still copies, how long it takes, and how it grows with its steps."""
 
 import contextlib
+import os
 import time
 import warnings
 from collections.abc import Callable, Sequence, Set
@@ -14,11 +15,12 @@ from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray.doctor._arguments import argument_copies
 from jax_tensorarray.doctor._copies import copies_in
-from jax_tensorarray.doctor._growth import Growth, Measurement, allocated, growth_of, seconds_of
+from jax_tensorarray.doctor._growth import Growth, Measurement, allocated, growth_of, is_quadratic, seconds_of
 from jax_tensorarray.doctor._jitted import Flat, Line, line_for, silent, under_in_place
 from jax_tensorarray.doctor._kept import kept_for_gradient, place_of
 from jax_tensorarray.doctor._programs import OF_FINISHED, CompiledProgram, Trial
 from jax_tensorarray.doctor._quarter import computes_with_all_rows, outermost, quartered
+from jax_tensorarray.doctor._text import counted, name_of_file
 
 #: A longer run is not repeated with fewer steps, and a shorter one says little about time.
 _LONGEST, _SHORTEST = 3.0, 1e-3
@@ -29,6 +31,9 @@ _PATIENCE = 10.0
 #: What grows is reported if `in_place` divides its time or memory by this.
 _GAIN = 2
 
+#: How often a time is measured again that grows too much though nothing is copied.
+_REPEATED = 3
+
 _BOTH = "donated, under in_place"
 
 #: The programs that JAX compiles for loops outside of jit.
@@ -36,9 +41,9 @@ _LOOPS = {"scan", "while", "cond"}
 
 #: What to write if the function of the user is not known.
 _NOT_JITTED = Line(
-    "The loop runs outside of jax.jit. To keep this, put in_place and jax.jit around the function that contains it.", ()
+    "The loop runs outside of jit. To keep this, put in_place and jit around the function that contains {}.", ()
 )
-_JITTED_BEFORE = Line("To keep this, put in_place around the function that contains the loop, inside of jax.jit.", ())
+_JITTED_BEFORE = Line("To keep this, put in_place directly inside your jit, around the function that contains {}.", ())
 
 
 class _Program(NamedTuple):
@@ -56,14 +61,22 @@ class _Program(NamedTuple):
             allocated(self.compiled),
         )
 
-    def grown(self, jaxpr: Jaxpr, now: Measurement) -> Growth | None:
-        """Measure this program with fewer steps too. None if these cannot be made of the jaxpr."""
+    def grown(self, jaxpr: Jaxpr, now: Measurement, *, doubts: bool = False) -> Growth | None:
+        """Measure this program with fewer steps too. None if these cannot be made of the jaxpr.
+
+        With `doubts` both are measured again if the time grows too much: the machine may have been busy.
+        """
         with contextlib.suppress(Exception):  # whatever it is, the program itself was measured
             if fewer := quartered(jaxpr):
                 smaller, steps, few = fewer
                 program = self.of_jaxpr(smaller)
                 if None not in hlo_buffers.trip_counts(program.compiled.as_text() or ""):  # it ends
-                    return growth_of(program.measured(few), now._replace(size=steps))
+                    small, large = program.measured(few), now
+                    for _ in range(_REPEATED):
+                        if not doubts or not is_quadratic(growth_of(small, large._replace(size=steps))):
+                            break
+                        small, large = _shorter(small, program.measured(few)), _shorter(large, self.measured())
+                    return growth_of(small, large._replace(size=steps))
         return None
 
 
@@ -108,7 +121,18 @@ def _under_in_place(case: CompiledProgram, donated: Set[int], how: str) -> _Way:
                 line = line_for(case.function, [names[k] for k in sorted(donated - case.donated)])
                 return _Way(how, *_of_function(flat), line)
     program = _of_jaxpr(case.jaxpr, donated, in_place)
-    return _Way(f"{how}{OF_FINISHED}", program, case.jaxpr, _NOT_JITTED if case.program in _LOOPS else _JITTED_BEFORE)
+    return _Way(f"{how}{OF_FINISHED}", program, case.jaxpr, _line_otherwise(case))
+
+
+def _line_otherwise(case: CompiledProgram) -> Line:
+    """Return where to put `in_place` if only the finished program could be tried."""
+    if case.function is not None:
+        with contextlib.suppress(Exception):  # the source may be gone
+            return line_for(case.function)
+    line = _NOT_JITTED if case.program in _LOOPS else _JITTED_BEFORE
+    found = [(copy.file, copy.line) for copy in case.copies if copy.file]
+    file, number = found[0] if found else place_of(outermost(case.jaxpr))[:2]
+    return line._replace(said=line.said.format(f"{name_of_file(file)}:{number}" if file else "the loop"))
 
 
 def tried(case: CompiledProgram, timed: bool) -> Trial:
@@ -138,9 +162,31 @@ def tried(case: CompiledProgram, timed: bool) -> Trial:
     before, after = _again_if_slower(*measured(), measured)
     growth = None
     if before.seconds < _LONGEST and compiling < _PATIENCE and (grown := plain.grown(case.jaxpr, before)):
-        growth = grown, way.program.grown(way.jaxpr, after)
+        growth = grown, way.program.grown(way.jaxpr, after, doubts=not left)
     memory = before.num_bytes, after.num_bytes
-    return Trial(left, before.seconds, after.seconds, way.how, growth, memory, way.line)
+    note = "" if left or growth is None else _why_it_grows(growth[1], case.jaxpr)
+    return Trial(left, before.seconds, after.seconds, way.how, growth, memory, way.line, note)
+
+
+def _why_it_grows(growth: Growth | None, jaxpr: Jaxpr) -> str:
+    """Say why the time of a program may grow like that of one that copies, though it does not copy."""
+    if growth is None or not is_quadratic(growth):
+        return ""
+    if computes_with_all_rows(jaxpr, growth.sizes[1]):
+        return "Each step computes with all rows, so the time grows with their number"
+    load, cores = _load(), os.cpu_count() or 1
+    if load > cores:
+        busy = f"Other programs run on this machine (load {load:.0f}, {counted(cores, 'core')})"
+        return f"{busy}, so its times vary. Run the doctor again when the machine is idle"
+    return "Nothing is copied, so this growth may be chance. Run the doctor again: short times vary"
+
+
+def _load() -> float:
+    """Return the average load of the last minute, 0 if the system does not say."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return 0.0
 
 
 def grows(case: CompiledProgram) -> bool:

@@ -11,6 +11,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._hlo.arguments import donated
+from jax_tensorarray._in_place import switch
 from jax_tensorarray.doctor import _kept, _report
 from jax_tensorarray.doctor._arguments import (
     Calls,
@@ -73,6 +74,15 @@ class Report(Programs):
         Returns:
           The report itself.
         """
+        with switch.enable_in_place() if switch.why_off() else contextlib.nullcontext():
+            self._try_in_place(timed, progress)
+        return self
+
+    def to_try(self, *, timed: bool = True) -> int:
+        """Return on how many programs `try_in_place` works."""
+        return len(self.cases) + (sum(case.can_grow for case in self._others) if timed else 0)
+
+    def _try_in_place(self, timed: bool, progress: Callable[[str], None]) -> None:
         for n, case in enumerate(self.cases, 1):
             progress(f"trying in_place on {case.program} ({n} of {len(self.cases)})")
             if case.jaxpr is None:
@@ -85,14 +95,13 @@ class Report(Programs):
         started = time.perf_counter()
         while timed and self._others and time.perf_counter() - started < _FOR_GROWTH:
             case = self._others.pop(0)
-            if case.jaxpr is None or not case.ends:
+            if not case.can_grow:
                 continue
             progress(f"running {case.program} with fewer steps")
             with contextlib.suppress(Exception):  # nothing is wrong with it that is known
                 if grows(case):
                     self.cases.append(case)
         progress("")
-        return self
 
     def __str__(self) -> str:
         return self.text(False)

@@ -24,9 +24,11 @@ from jax import lax
 
 from jax_tensorarray import _compat, _links, doctor, in_place, ta_read, ta_write
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray.doctor import LoopCopyError, _trace, _why, forbid_copies, watch
+from jax_tensorarray._in_place.checking import tolerance_of
+from jax_tensorarray.doctor import LoopCopyError, _compare, _trace, _trial, _why, forbid_copies, watch
 from jax_tensorarray.doctor._advice import NAMES
 from jax_tensorarray.doctor._command import main
+from jax_tensorarray.doctor._growth import Measurement
 from jax_tensorarray.doctor._page import html as page
 from jax_tensorarray.doctor._reasons import REASONS
 
@@ -404,6 +406,119 @@ def test_the_line_to_write_is_that_of_the_framework():
     assert line_of(lambda: of_nnx(layer, x)) == [("@nnx.jit", "@in_place", "def of_nnx(layer, x):")]
 
 
+def jitted_with_nnx(nnx, optax):
+    """A step as users write it: it normalizes, counts its calls, and updates its parameters."""
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.norm = nnx.BatchNorm(16, rngs=nnx.Rngs(0))
+            self.calls = nnx.Variable(jnp.array(0))
+
+        def __call__(self, x):
+            self.calls[...] += 1
+            return plain(self.norm(x))
+
+    @nnx.jit
+    def train_step(net, optimizer, x):
+        value, grads = nnx.value_and_grad(lambda net: net(x))(net)
+        optimizer.update(net, grads)
+        return value
+
+    net = Net()
+    optimizer = nnx.Optimizer(net, optax.adam(1e-2), wrt=nnx.Param)
+    return train_step, net, optimizer, jnp.ones((100, 16))
+
+
+@pytest.mark.parametrize("is_traced_again", [True, False])
+def test_the_line_to_write_is_that_of_a_whole_step(monkeypatch, is_traced_again):
+    """It names file and line, also if only the finished program can be tried."""
+    step, *args = jitted_with_nnx(pytest.importorskip("flax.nnx"), pytest.importorskip("optax"))
+    if not is_traced_again:
+        monkeypatch.setattr(_trial, "under_in_place", lambda *args: None)
+    with watch() as report:
+        step(*args)
+    report.try_in_place(timed=False)
+    (case,) = report.cases
+    assert case.trial.line.code == ("@nnx.jit", "@in_place", "def train_step(net, optimizer, x):")
+    assert re.search(r"put @in_place under @nnx.jit \(train_step, .*test_command.py:\d+\):", case.trial.line.said)
+    assert case.trial.how.endswith("finished program") == (not is_traced_again)
+    case.function = None
+    said = _trial._line_otherwise(case).said
+    assert re.search(r"directly inside your jit, around .* contains .*test_command.py:\d+\.$", said), said
+
+
+def test_the_line_to_write_names_the_function_that_is_transformed():
+    with watch() as report:
+        jax.jit(jax.grad(plain))(X)
+    (case,) = report.try_in_place(timed=False).cases
+    number = plain.__code__.co_firstlineno
+    assert re.search(rf"inside of jax.jit \(plain, .*test_command.py:{number}\):$", case.trial.line.said)
+
+
+def test_in_place_is_tried_though_it_is_off(monkeypatch):
+    monkeypatch.setenv("JAX_TENSORARRAY_IN_PLACE", "0")
+    with watch() as report:
+        fresh(jax.grad(plain))(X)
+    assert report.try_in_place(timed=False).cases[0].trial.left == 0
+    assert "in_place is off (JAX_TENSORARRAY_IN_PLACE=0)" in " ".join(str(report).split())
+    monkeypatch.delenv("JAX_TENSORARRAY_IN_PLACE")
+    assert "in_place is off" not in str(report)
+
+
+def test_the_second_run_is_under_in_place_though_it_is_off(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("JAX_TENSORARRAY_IN_PLACE", "0")
+    found = []
+
+    def run(command, environment):
+        found.append(environment["JAX_TENSORARRAY_IN_PLACE"])
+        empty = {"seconds": 2.0, "compiling": 1.0, "packages": [], "rewritten": [], "cases": []}
+        Path(command[command.index("--json") + 1]).write_text(json.dumps(empty))
+        Path(command[command.index("--fragment") + 1]).write_text("")
+        with _compare.recorded(Path(command[command.index("--record") + 1])):
+            return 0, ""
+
+    monkeypatch.setattr(_compare, "run", run)
+    assert main(["--compare", "program.py"]) == 0
+    assert found == ["0", "1"]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "off: JAX_TENSORARRAY_IN_PLACE=0 turns in_place off, and the run under in_place has turned it on." in said
+    assert "1.0 s unchanged, 1.0 s under in_place, for the whole program with its imports, plus 1.0 s" in said
+
+
+def test_runs_and_checks_have_one_tolerance():
+    for dtype in ("float64", "float32", "bfloat16", "complex64"):
+        relative, absolute = tolerance_of(dtype)
+        before = np.array([4.0, 1.0])
+        for part, is_wrong in ((0.9, False), (1.1, True)):
+            after = before + [0, part * (4 * relative + absolute)]
+            assert _compare._wrong(before, after, dtype).tolist() == [False, is_wrong]
+    assert _compare._wrong(np.array([1]), np.array([2]), "int4").all()
+    x = jnp.array([3e38, 1.0], jnp.bfloat16)
+    np.testing.assert_array_equal(_compare._sample(x), np.asarray(x, np.float32))
+
+
+def test_what_grows_though_nothing_is_copied_is_measured_again(monkeypatch):
+    jaxpr = jax.make_jaxpr(lambda x: lax.scan(lambda c, x: (c + x, c), 0.0, x))(jnp.ones(400))
+    program = _trial._of_jaxpr(jaxpr, frozenset(), lambda f: f)
+    busy = Measurement(1, 0.025, 0)
+    for times, ratio, is_explained in (([0.001, 0.001, 0.004], 4, False), ([0.001] + 3 * [0.001, 0.02], 20, True)):
+        left = iter(times)
+        monkeypatch.setattr(_trial, "seconds_of", lambda *args, left=left: next(left))
+        growth = program.grown(jaxpr, busy, doubts=True)
+        assert growth.time_ratio == pytest.approx(ratio) and not [*left]
+        monkeypatch.setattr(_trial, "_load", lambda: 1000.0)
+        note = _trial._why_it_grows(growth, jaxpr)
+        assert note.endswith("Run the doctor again when the machine is idle") == is_explained
+        assert bool(note) == is_explained
+    monkeypatch.setattr(_trial, "_load", lambda: 0.0)
+    assert "may be chance" in _trial._why_it_grows(growth, jaxpr)
+    attends = jax.make_jaxpr(lambda q: lax.scan(lambda c, i: (q @ c, None), q[0], jnp.arange(400)))(
+        jnp.ones((400, 400))
+    )
+    assert "computes with all rows" in _trial._why_it_grows(growth, attends)
+
+
 def test_the_line_to_write_is_that_of_haiku():
     hk = pytest.importorskip("haiku")
     f = hk.without_apply_rng(hk.transform(lambda x: plain(x @ hk.get_parameter("w", (32, 32), init=jnp.ones))))
@@ -450,6 +565,7 @@ def test_in_place_is_tried_on_the_function_that_was_jitted(folder, monkeypatch, 
     assert after < before / 8
     assert case["in_place"]["after"] < case["in_place"]["before"]
     report = capsys.readouterr().err
+    assert re.search(r"^trying in_place on \d programs? \(--no-trial skips this\)$", report, re.MULTILINE)
     keep = r"put @in_place under @jax\.jit \(train_step,\s+training\.py:17\):\n"
     keep += r" +@jax\.jit\n +@in_place\n +def train_step\(w, xs\):\n"
     assert re.search(keep, report), report

@@ -271,6 +271,28 @@ def test_one_line_per_trace(caplog):
     ]
 
 
+def test_the_line_counts_loops_once_and_nothing_that_needs_no_action(caplog):
+    def step(x):
+        value, grad = jax.value_and_grad(lambda x: chosen(x, x).sum() + jnp.ones((8, 4))[3, jnp.int32(x[0, 0])])(x)
+        return value, grad.at[0].set(0.0)
+
+    with caplog.at_level(logging.DEBUG, "jax_tensorarray"):
+        in_place(step)(jnp.ones((8, 4)))
+    texts = [record.getMessage() for record in caplog.records]
+    [line] = [text for text in texts if text.startswith("step: ") and "in 1 loop" in text]
+    assert "not-in-a-loop" not in line
+    assert any("[not-in-a-loop]" in text for text in texts)  # the details have it
+
+
+def test_check_and_strict_say_that_they_have_looked(caplog):
+    x = jnp.ones((2000, 4))
+    with caplog.at_level(logging.INFO, "jax_tensorarray"):
+        in_place(filled, check=True, strict=True)(x)
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts.count("filled: check=True compares each call with the function as it is written") == 1
+    assert texts.count("filled: strict=True found no copy in the compiled program") == 1
+
+
 def test_the_details_are_those_of_the_doctor(caplog):
     from jax_tensorarray.doctor import explain
 
