@@ -426,7 +426,7 @@ def jitted_with_nnx(nnx, optax):
 
     net = Net()
     optimizer = nnx.Optimizer(net, optax.adam(1e-2), wrt=nnx.Param)
-    return train_step, net, optimizer, jnp.ones((100, 16))
+    return train_step, net, optimizer, jnp.ones((100, 16), jnp.float32)
 
 
 @pytest.mark.parametrize("is_traced_again", [True, False])
@@ -491,7 +491,7 @@ def test_runs_and_checks_have_one_tolerance():
         relative, absolute = tolerance_of(dtype)
         before = np.array([4.0, 1.0])
         for part, is_wrong in ((0.9, False), (1.1, True)):
-            after = before + [0, part * (4 * relative + absolute)]
+            after = before + np.array([0, part * (4 * relative + absolute)])
             assert _compare._wrong(before, after, dtype).tolist() == [False, is_wrong]
     assert _compare._wrong(np.array([1]), np.array([2]), "int4").all()
     x = jnp.array([3e38, 1.0], jnp.bfloat16)
