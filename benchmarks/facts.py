@@ -164,7 +164,7 @@ def measure() -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec(snippet.group(1), names)
     loss, x = names["loss"], jax.numpy.ones(names["gradient"].shape)
-    plain, ours = jax.jit(jax.grad(loss)), jax.jit(jax.grad(names["in_place"](loss)))
+    plain, ours = jax.jit(jax.grad(loss)), jax.jit(names["in_place"](jax.grad(loss)))
     return {
         "date": datetime.date.today().isoformat(),
         "jax": jax.__version__,
