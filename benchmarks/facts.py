@@ -52,7 +52,7 @@ def filled(page: str) -> str:
 @functools.cache
 def facts() -> Mapping[str, str]:
     """Return all figures by their names."""
-    return {**_of_wild(), **_of_harm(), **_of_the_example(), **evidence.facts()}
+    return {**_of_wild(), **_of_harm(), **_of_ports(), **_of_the_example(), **evidence.facts()}
 
 
 # --- public programs -------------------------------------------------------------------------------------------
@@ -97,6 +97,26 @@ def _distribution(found: Mapping[str, list[tuple[str, float]]], slower: list[flo
     about["none"] += f"; {many} {max(slower):.1f} times as long"
     lines = [f"| {text} | {len(found[name])} | {such_as(found[name])} |" for name, text in about.items()]
     return "\n".join(["| with `in_place` | programs | such as |", "|---|--:|---|", *lines])
+
+
+# --- ports of TensorFlow programs ------------------------------------------------------------------------------
+
+
+def _of_ports() -> dict[str, str]:
+    """Return the sums of the two tables of `benchmarks.ports`."""
+    tables = re.findall(r"(?:^\|.*\n)+", (RESULTS / "ports.md").read_text(), re.MULTILINE)
+    counted, changes = ([line.split(" | ") for line in table.strip().split("\n")[2:]] for table in tables)
+    code, lines, _, _, changed = (sum(int(row[k]) for row in counted) for k in range(1, 6))
+    padded = sum(int(row[1]) for row in changes if row[-1].startswith("how many rows there are"))
+    ranges = sum(int(row[1]) for row in changes if row[-1].startswith("JAX does not rewrite Python's loops"))
+    return {
+        "ports.code": f"{code:,}",
+        "ports.lines": str(lines),
+        "ports.changed": str(changed),
+        "ports.padded": str(padded),
+        "ports.ranges": str(ranges),
+        "ports.other": str(changed - padded - ranges),
+    }
 
 
 # --- programs with nothing to gain -----------------------------------------------------------------------------
@@ -144,7 +164,7 @@ def measure() -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec(snippet.group(1), names)
     loss, x = names["loss"], jax.numpy.ones(names["gradient"].shape)
-    plain, ours = jax.jit(jax.grad(loss)), jax.jit(jax.grad(names["in_place"](loss)))
+    plain, ours = jax.jit(jax.grad(loss)), jax.jit(names["in_place"](jax.grad(loss)))
     return {
         "date": datetime.date.today().isoformat(),
         "jax": jax.__version__,

@@ -218,7 +218,9 @@ def _called_at_once(usual: Callable[..., Any], arity: int) -> Callable[..., Any]
         named = {name: kwargs.pop(name) for name in list(kwargs) if name not in ("init", "xs", "init_val", "elems")}
         # New functions: JAX has traced the others.
         plain = functools.partial(usual, *functions, **named)
-        ours = {f"in_place({what}(f))": in_place(functools.partial(usual, *functions, **named))}
+        ours: dict[str, Callable[..., Any]] = {
+            f"in_place({what}(f))": in_place(functools.partial(usual, *functions, **named))
+        }
         f = next(filter(callable, functions))
         return Call(what, f, plain, ours)(args[arity:], kwargs)
 

@@ -372,8 +372,9 @@ def needs_max_size(op: str) -> NeedsMaxSizeError:
     return NeedsMaxSizeError(
         f"{op}: inside jit, grad, vmap and loops a TensorArray with dynamic_size=True grows no further than max_size: "
         "give TensorArray(..., max_size=n), the largest number of rows it may have. The loops of jax_tensorarray find "
-        "it from their max_steps or maximum_iterations, and growing(f) doubles it as often as needed. (At indices "
-        "that are known while tracing, outside of loops, it grows without)"
+        "it from their max_steps, or from a maximum_iterations that is known while tracing. If yours is traced, "
+        "give max_steps=n too. growing(f) doubles the bound as often as needed. (At indices that are known while "
+        "tracing, outside of loops, the array grows without one)"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_tensorarray import _compat
 from jax_tensorarray._array import checks
 from jax_tensorarray._array.pytree import is_array
 from jax_tensorarray._array.stacked import Undecided
@@ -72,12 +73,12 @@ def _leaves_after(step: Callable[[Any], Any], tree: Any, leaves: list[Any], clos
     """Return the leaves of the carry after a step, with some leaves closed over. None if their number has changed."""
     found: list[list[Any]] = []
 
-    def traced(*known: Any) -> None:
-        given = iter(known)
-        args = [_begun(x) if flag else next(given) for x, flag in zip(leaves, closed, strict=True)]
+    @_compat.placed_as(step)
+    def traced(*carry: Any) -> None:
+        args = [_begun(x) if flag else y for x, y, flag in zip(leaves, carry, closed, strict=True)]
         found.append(jax.tree.leaves(step(jax.tree.unflatten(tree, args)), is_leaf=is_array))
 
-    jax.eval_shape(traced, *(x for x, flag in zip(leaves, closed, strict=True) if not flag))
+    jax.eval_shape(traced, *(None if flag else x for x, flag in zip(leaves, closed, strict=True)))
     return found[-1] if len(found[-1]) == len(leaves) else None
 
 

@@ -106,8 +106,10 @@ class Spec:
             given = "an unknown shape" if self.shape is None else f"a partly unknown shape, {self.shape},"
             instead = "" if self.infer_shape else ". If all rows have one shape, leave infer_shape=False out"
             raise TypeError(
-                f"a TensorArray whose rows have {given} cannot enter scan, while_loop, fori_loop or cond; "
-                f"give the whole shape of a row: TensorArray(..., element_shape=...){instead}"
+                f"a TensorArray whose rows have {given} cannot enter scan, while_loop, fori_loop or cond of JAX; "
+                f"give the whole shape of a row: TensorArray(..., element_shape=...){instead}. The loops of "
+                "jax_tensorarray, such as tf.while_loop, find the shape; in their bodies write(..., where=p) "
+                "replaces a cond"
             )
 
 

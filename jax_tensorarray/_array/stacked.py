@@ -64,8 +64,9 @@ class Stacked(Rows):
         if layout.ranks != self.spec.ranks:
             raise ValueError(
                 f"this TensorArray has rows of rank {listed(self.spec.ranks)}, but its data has rows of rank "
-                f"{listed(layout.ranks)}: it came out of vmap or scan, which stacked several TensorArrays. Use it "
-                "inside of vmap, or take one with jax.tree.map(lambda x: x[k], ta)"
+                f"{listed(layout.ranks)}: it came out of vmap or scan, which stacked several TensorArrays. "
+                "jax.vmap(lambda ta: (ta.stack(pad=True), ta.mask()))(tas) gives the rows of all, and "
+                "jax.tree.map(lambda x: x[k], tas) takes one array"
             )
         return layout
 

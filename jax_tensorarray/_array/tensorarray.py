@@ -46,8 +46,8 @@ class TensorArray:
         infer_shape: whether all rows have the shape of the first one written. If False, and `element_shape` is not
             fully known, rows may have different shapes. They are then stored one by one, and indices must be Python
             integers.
-        element_shape: shape of a row. Dimensions may be None until the first write. If a loop makes the first write,
-            give the shape, so that the loop can carry the array.
+        element_shape: shape of a row. Dimensions may be None until the first write. If a loop or a `cond` of JAX makes
+            the first write, give the shape, so that it can carry the array. The loops of jax_tensorarray find it.
         colocate_with_first_write_call: ignored.
         name: ignored.
         max_size: the number of rows that a `dynamic_size` array may grow to. It is needed if the array grows at indices
@@ -61,7 +61,8 @@ class TensorArray:
         IndexError: an index known while tracing is out of range.
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
-        TypeError: an argument has the wrong dtype, or an array with rows of unknown shape enters a loop or `cond`.
+        TypeError: an argument has the wrong dtype, or an array with rows of unknown shape enters a loop of JAX or a
+            `cond`.
         ValueError: a row has the wrong shape, the size is missing, or the growth needs a `max_size`.
 
     >>> import jax, jax.numpy as jnp

@@ -50,7 +50,7 @@ from jax_tensorarray._compat.pytrees import (
     flattened_by_grad,
     unflattened_by_control_flow,
 )
-from jax_tensorarray._compat.sources import at_source_of, hide_own_frames, source_here
+from jax_tensorarray._compat.sources import at_source_of, hide_own_frames, placed_as, source_here
 from jax_tensorarray._compat.tracing import (
     can_name_axes,
     executes_eagerly,

@@ -2,14 +2,17 @@
 
 import contextlib
 import functools
+import inspect
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from jax.extend import source_info_util
 
 from jax_tensorarray._compat.private import private_names
 from jax_tensorarray._types import Equation
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _source_info = private_names("source_info_util", "user_context", "current_name_stack", "current", "is_user_filename")
 
@@ -42,6 +45,21 @@ def source_here() -> Callable[[], Any]:
         return contextlib.nullcontext
     user_context, _, current, _ = _source_info
     return functools.partial(user_context, current().traceback)
+
+
+def placed_as(fun: Any) -> Callable[[_F], _F]:
+    """Return a decorator for a function of ours that calls `fun`: JAX's errors then name the user's function and line.
+
+    JAX looks for both in `__wrapped__`. The signature remains that of our function, whose arguments JAX names.
+    """
+
+    def placed(ours: _F) -> _F:
+        if callable(fun):  # else JAX's loop says what is wrong
+            ours.__signature__ = inspect.signature(ours)  # type: ignore[attr-defined]
+            ours.__wrapped__ = fun  # type: ignore[attr-defined]
+        return ours
+
+    return placed
 
 
 def hide_own_frames() -> None:

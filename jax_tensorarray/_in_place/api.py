@@ -107,9 +107,10 @@ def in_place(
     results are the same, except that sums of floats may be added up in another order. An index out of range means what
     it means in JAX.
 
-    **Where to put it.** Put `in_place` outermost around pure code: `jax.jit(in_place(train_step))` rewrites the
-    gradient too. With Flax NNX, put it around the loss, `nnx.value_and_grad(in_place(loss))`, and keep `nnx.jit`
-    outermost. If `fun` itself takes modules of Flax NNX, `in_place` updates them as `nnx.jit` does.
+    **Where to put it.** Outermost around pure code; with Flax NNX around the loss. Outermost means directly inside of
+    your jit (`jax.jit`, `eqx.filter_jit`, `nnx.jit`), as far out as the code is pure: `jax.jit(in_place(train_step))`
+    rewrites the gradient too. With Flax NNX write `nnx.value_and_grad(in_place(loss))` inside of `nnx.jit`. If `fun`
+    itself takes modules of Flax NNX, `in_place` updates them as `nnx.jit` does, so it may also stand around the step.
 
     All other operations stay as they are. `jax_tensorarray.doctor.explain(fun)(...)` says why, and
     `jax_tensorarray.doctor.loop_copies(in_place(fun))(...)` lists the copies that remain. The logger `jax_tensorarray`

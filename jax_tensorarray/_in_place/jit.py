@@ -44,7 +44,7 @@ def _under_in_place(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 def _made_under_in_place(fun: Callable[..., Any]) -> Callable[..., Any]:
     @named_as(fun)
-    def healed(*args: Any, **kwargs: Any) -> Any:
+    def rewritten(*args: Any, **kwargs: Any) -> Any:
         if switch.why_off():  # JAX's caches know of `disable_in_place`
             return fun(*args, **kwargs)
         # The arguments without arrays are static: constants of any type, which stay as they are.
@@ -58,5 +58,5 @@ def _made_under_in_place(fun: Callable[..., Any]) -> Callable[..., Any]:
         return in_place(of_traced)(traced)
 
     if isinstance(fun, functools.partial):  # JAX calls it by the name of the function inside
-        healed.__name__ = getattr(fun.func, "__name__", healed.__name__)
-    return healed
+        rewritten.__name__ = getattr(fun.func, "__name__", rewritten.__name__)
+    return rewritten

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
+from jax_tensorarray import _compat
 from jax_tensorarray._array import growth
 from jax_tensorarray._array.in_loops import entering_loop, leaving_loop, needs_to_look
 from jax_tensorarray._loops.as_while import by_rows, counting, row_of
@@ -303,7 +304,8 @@ def fori_loop(
         raise ValueError("fori_loop: Inverse is for while_loop and scan; write residuals=Undo() or Checkpoint(16)")
     strategy = _strategy_of("fori_loop", residuals, max_steps)
     # The index is traced while a step is looked at, as it is in the loop.
-    _, init_val = entering_loop(lambda state: (state[0], body_fun(*state)), (lower, init_val), max_steps)
+    one = _compat.placed_as(body_fun)(lambda state: (state[0], body_fun(*state)))
+    _, init_val = entering_loop(one, (lower, init_val), max_steps)
     is_offloaded = isinstance(strategy, Tape) and strategy.offload
     if known and not is_offloaded:
         if high - low > max_steps:  # type: ignore[operator]
@@ -357,7 +359,8 @@ def scan(
     strategy = _strategy_of("scan", residuals, 0)
     steps = next((np.shape(x)[0] for x in jax.tree.leaves(xs) if np.ndim(x)), length)
     slices = jax.tree.map(lambda x: x[0], xs) if needs_to_look(init) else None
-    _, init = entering_loop(lambda state: (state[0], f(*state[::-1])[0]), (slices, init), steps)
+    one = _compat.placed_as(f)(lambda state: (state[0], f(*state[::-1])[0]))
+    _, init = entering_loop(one, (slices, init), steps)
     if isinstance(strategy, Inverse) or (isinstance(strategy, Tape) and strategy.offload):
         return leaving_loop(_scan_by_rows(f, init, xs, length, reverse, strategy))
     are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(xs))  # else JAX's scan says what is wrong

@@ -49,12 +49,17 @@ _NO_SHAPE = (
 )
 
 
+_NO_BOOL = (
+    "In the functions of a loop each value is known only at run time: Python's `and`, `or`, `not`, `if` and `while` "
+    "cannot use it. Write `&`, `|` and `~` of bools, `jnp.where` or `lax.cond`, and `write(..., where=p)`."
+)
+
 #: In the errors of JAX for traced ends of slices, in its newest version and its oldest.
 _OF_SLICES = ("must have static start/stop/step", "Slice entries must be static")
 
 
 def about_sizes(loop: F) -> F:
-    """Wrap a loop that carries TensorArrays, so that an error of JAX for a traced size says what to write instead.
+    """Wrap a loop that carries TensorArrays: an error of JAX for a traced size or bool says what to write instead.
 
     Only then: a number that is used as a range, a shape or the end of a slice is a size there, more often than not.
     """
@@ -67,8 +72,9 @@ def about_sizes(loop: F) -> F:
             text = str(error)
             is_of_jax = not isinstance(error, IndexError) or any(part in text for part in _OF_SLICES)
             has_arrays = any(map(is_array, jax.tree.leaves((args, keywords), is_leaf=is_array)))
-            if is_of_jax and has_arrays and _NO_SHAPE not in text:
-                error.args = (f"{text}\n\n{_NO_SHAPE}",)
+            hint = _NO_BOOL if isinstance(error, jax.errors.TracerBoolConversionError) else _NO_SHAPE
+            if is_of_jax and has_arrays and hint not in text:
+                error.args = (f"{text}\n\n{hint}",)
             raise
 
     return called  # type: ignore[return-value]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tensorarray import _compat
 from jax_tensorarray._loops import api
 from jax_tensorarray._loops.api import run_while, too_many
 from jax_tensorarray._loops.from_jax import as_value, check_max_steps, known_bound
@@ -73,6 +74,7 @@ def while_loop(
         raise TypeError(f"tf.while_loop: loop_vars must be a tuple or list, not {type(loop_vars).__name__}")
     number = len(loop_vars)
 
+    @_compat.placed_as(body)
     def step(variables: Any) -> Any:
         after = body(*variables)
         if not isinstance(after, tuple | list) and number == 1:
@@ -82,6 +84,7 @@ def while_loop(
             raise TypeError(f"tf.while_loop: body must return {number} variables, but returns {given}")
         return tuple(after)
 
+    @_compat.placed_as(cond)
     def goes_on(variables: Any) -> Any:
         more = cond(*variables)
         return jnp.reshape(more, ()) if np.size(more) == 1 and np.ndim(more) else more
@@ -101,8 +104,8 @@ def while_loop(
         else:
             _, after = run_while(
                 Bound(loop="tf.while_loop(cond, body, loop_vars, maximum_iterations=..., "),
-                lambda state: (state[0] < maximum_iterations) & goes_on(state[1]),
-                lambda state: (state[0] + 1, step(state[1])),
+                _compat.placed_as(cond)(lambda state: (state[0] < maximum_iterations) & goes_on(state[1])),
+                _compat.placed_as(body)(lambda state: (state[0] + 1, step(state[1]))),
                 (jnp.zeros((), maximum_iterations.dtype), tuple(loop_vars)),
                 max_steps,
                 **how,
@@ -168,6 +171,7 @@ def map_fn(
     argument = "dtype" if fn_output_signature is None else "fn_output_signature"
     elems = _slices(op, elems)
 
+    @_compat.placed_as(fn)
     def step(nothing: tuple[()], x: Any) -> tuple[tuple[()], Any]:
         result = fn(x)
         if signature is not None:
@@ -295,6 +299,7 @@ def scan(
     _check(op, parallel_iterations, name, **flags, infer_shape=infer_shape, reverse=reverse)
     start, rest, first = _initialized(op, fn, elems, initializer, reverse)
 
+    @_compat.placed_as(fn)
     def step(a: Any, x: Any) -> tuple[Any, Any]:
         a = fn(a, x)
         return a, a
@@ -319,10 +324,9 @@ def _fold(
     name: str | None,
 ) -> Any:
     start, rest, _ = _initialized(op, fn, elems, initializer, reverse)
+    step = _compat.placed_as(fn)(lambda a, x: (fn(a, x), None))
     with _scope(name):
-        last, _ = api.scan(
-            lambda a, x: (fn(a, x), None), start, rest, reverse=reverse, residuals=_residuals(swap_memory)
-        )
+        last, _ = api.scan(step, start, rest, reverse=reverse, residuals=_residuals(swap_memory))
     return _differentiated(last, back_prop)
 
 

@@ -249,3 +249,12 @@ def test_what_interrupts_a_conversion_is_not_hidden():
     ):
         with pytest.raises(KeyboardInterrupt):
             f(Interrupted())
+
+
+def test_the_error_of_stacked_arrays_says_how_to_take_their_rows():
+    tas = jax.vmap(TensorArray.from_array)(jnp.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"came out of vmap or scan.* jax\.vmap\(lambda ta: (.*)\)\(tas\) gives"):
+        tas.stack()
+    rows, mask = jax.vmap(lambda ta: (ta.stack(pad=True), ta.mask()))(tas)
+    np.testing.assert_array_equal(rows, np.ones((2, 3)))
+    assert mask.all()

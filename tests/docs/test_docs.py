@@ -2,10 +2,12 @@
 
 import importlib.util
 import inspect
+import itertools
 import re
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from snippets import snippets
 
@@ -104,6 +106,24 @@ def test_the_table_for_tensorflow_has_every_method():
     first_columns = re.findall(r"^\| (.*?) \|", (DOCS / "how-to/tensorflow.md").read_text(), re.MULTILINE)
     for name in METHODS:
         assert any(re.search(rf"`\.{name}(\(.*\))?`", column) for column in first_columns), name
+
+
+def test_the_beam_search_for_tensorflow_finds_the_best_sentences():
+    (page,) = (page for page in PAGES if page.relative_to(DOCS).as_posix() == "how-to/tensorflow.md")
+    (recipe,) = (snippet for snippet in snippets(page, "python") if "def beam_search" in snippet.code)
+    beam_search = recipe.run({"jax": jax, "jnp": jax.numpy, "tf": tf})["beam_search"]
+    words, steps = 3, 4
+    chances = np.random.default_rng(0).dirichlet(np.ones(words), words)
+
+    def probability(sentence):
+        return np.prod([chances[a, b] for a, b in itertools.pairwise([0, *sentence])])
+
+    every = sorted(map(probability, itertools.product(range(words), repeat=steps)), reverse=True)
+    beams = words ** (steps - 1)  # with so many no prefix is left out
+    sentences, found = jax.jit(beam_search, static_argnums=(1, 2))(np.log(chances), steps, beams)
+    np.testing.assert_allclose(found, every[:beams], rtol=1e-5)
+    np.testing.assert_allclose(found, [probability(sentence) for sentence in np.asarray(sentences)], rtol=1e-5)
+    assert len(np.unique(sentences, axis=0)) == beams
 
 
 def test_these_are_all_methods_that_tensorflow_has():

@@ -1,8 +1,10 @@
 """`python -m jax_tensorarray.template` writes a package, or says why it cannot. CI builds and tests such a package."""
 
 import ast
+import os
 import re
 import runpy
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -33,7 +35,21 @@ def test_a_package_is_written_and_the_next_two_commands_are_shown(tmp_path, monk
     written = {str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()}
     assert set(re.findall(r"^  (\S+)$", shown, re.MULTILINE)) == written
     assert {f"{NAME}/_op.py", f"tests/test_{NAME}.py", "pyproject.toml", ".gitignore", "csrc/cuda.cu"} <= written
-    assert shown.endswith("  python -m pip install -e './new[test]'\n  python -m pytest ./new\n")
+    assert f"  {NAME.upper()}_CUDA=OFF python -m pip install -e './new[test]'\n  python -m pytest ./new\n" in shown
+
+
+def test_a_clone_writes_a_package_without_an_installation(tmp_path):
+    command = [
+        sys.executable,
+        "-S",
+        "-m",
+        "template",
+        str(tmp_path / "new"),
+        NAME,
+    ]  # no site-packages, so no jax either
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "jax_tensorarray")}
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "new" / NAME / "_op.py").exists()
 
 
 def test_the_name_is_everywhere_and_that_of_the_template_nowhere(tmp_path):

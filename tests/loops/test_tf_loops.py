@@ -182,3 +182,12 @@ def test_map_structure_says_what_does_not_fit():
     ):
         with pytest.raises(error, match=f"^tf.nest.map_structure: {text}"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"), [("int32", r"jnp\.int32"), ("reduce_all", r"jnp\.all"), ("function", r"jax\.jit")]
+)
+def test_another_name_of_tensorflow_says_where_jax_has_it(name, instead):
+    with pytest.raises(AttributeError, match=rf"it has TensorArray, .*for tf\.{name} look at {instead}$"):
+        getattr(tf, name)
+    assert not hasattr(tf, "__path_of_nothing__")

@@ -422,6 +422,53 @@ def test_a_second_loop_under_jit_has_the_room_that_the_first_one_found():
         jax.block_until_ready(f())
 
 
+def looks_up(i, token, ta):
+    return i + 1, token, ta.write(i, X[token].sum())
+
+
+def looks_up_at(i, carry):
+    return looks_up(i, *carry)[1:]
+
+
+def looks_up_slice(carry, i):
+    return looks_up(i, *carry)[1:], None
+
+
+def looks_up_next(carry, i):
+    return looks_up(i, *carry)[1:]
+
+
+@pytest.mark.parametrize("known", [{}, {"element_shape": ()}], ids=["unknown", "known"])
+@pytest.mark.parametrize(
+    ("function", "run"),
+    {
+        "while": (looks_up, lambda ta: tf.while_loop(lambda i, *_: i < 3, looks_up, (0, 1, ta))),
+        "bounded": (
+            looks_up,
+            lambda ta: jit(
+                lambda n: tf.while_loop(lambda i, *_: i < 3, looks_up, (0, 1, ta), maximum_iterations=n, max_steps=5)
+            )(4),
+        ),
+        "fori": (looks_up_at, lambda ta: fori_loop(0, 3, looks_up_at, (1, ta), residuals="tape")),
+        "scan": (looks_up_slice, lambda ta: scan(looks_up_slice, (1, ta), jnp.arange(3))),
+        "foldl": (looks_up_next, lambda ta: tf.foldl(looks_up_next, jnp.arange(3), (1, ta))),
+    }.values(),
+    ids=["while", "bounded", "fori", "scan", "foldl"],
+)
+def test_an_error_of_jax_names_the_function_and_the_line_of_the_user(function, run, known):
+    with pytest.raises(jax.errors.TracerArrayConversionError) as found:
+        run(TensorArray(float, 3, **known))
+    assert f"{function.__name__} at {__file__}:{function.__code__.co_firstlineno} " in str(found.value)
+
+
+def test_a_condition_with_not_says_where_it_is_and_what_to_write():
+    def goes_on(i, ta):
+        return i < 3 and not i > 5
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"goes_on at .*test_tf_while_loop(.|\n)*Write `&`"):
+        tf.while_loop(goes_on, lambda i, ta: (i + 1, ta.write(i, 1.0)), (0, TensorArray(float, 3, element_shape=())))
+
+
 def test_a_mistake_in_the_body_is_what_the_error_is_about():
     with pytest.raises(TypeError, match="dot_general requires contracting dimensions"):
         fori_loop(0, 3, lambda i, ta: ta.write(i, jnp.ones(3) @ jnp.ones(4)), growing())
@@ -453,7 +500,7 @@ def by_reads(ta):
 def test_without_a_bound_of_the_steps_the_loop_asks_for_max_size():
     for options in ({}, {"element_shape": ()}):
         with pytest.raises(
-            ValueError, match=r"give TensorArray\(..., max_size=n\).* from their max_steps or maximum_it"
+            ValueError, match=r"give TensorArray\(..., max_size=n\).* from their max_steps, or from a maximum_it"
         ):
             while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1].write(c[0], 1.0)), (0, growing(**options)))
 

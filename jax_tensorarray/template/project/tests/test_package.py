@@ -1,7 +1,9 @@
 """Kernels are loaded if they fit the running jaxlib, and functions that call them can be stored."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +42,16 @@ def test_a_stored_function_runs_in_another_process(tmp_path):
         np.testing.assert_allclose(stored.call(jnp.ones((5, 2)), jnp.int32(1))[0], np.log(4 * np.e + np.exp(1.5)))
     """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_readme_stores_a_function_and_calls_it():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    store, load = re.findall(r"```python\n(import .*?)```", readme, re.DOTALL)
+    names = {}
+    exec(store, names)
+    exec(load, names)
+    assert_close(names["buffer"], np.ones((5, 3)) + 0.5 * (np.arange(5) == 2)[:, None])
+    assert_close(names["old"], np.ones(3))
 
 
 @pytest.mark.parametrize("index", [1, np.int64(1), None])
