@@ -367,7 +367,8 @@ def compiled(
             has_loops = jaxprs.any_equation(jaxpr, lambda eqn: registry.entry_of(eqn).kind == "loop")
             repair = Repair(request, in_loop=not has_loops)
             arrays = operands(traced, given, named)
-            if arrays is None or not repair.finds(jaxpr):
+            # With `check` it goes on: the gradients within may have been rewritten while they were traced.
+            if arrays is None or not (checks or repair.finds(jaxpr)):
                 explained.skipped_as_a_whole(repair, jaxpr)
                 return plain(*given, **named)
 

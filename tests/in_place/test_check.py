@@ -356,3 +356,19 @@ def test_a_fault_in_a_derivative_inside_is_an_error(monkeypatch):
     early = in_place(lambda x: jax.grad(lambda x: good(x))(x), strict=True)
     with pytest.raises(KeyError, match="a variable"):
         early(ROWS)
+
+
+def test_a_step_with_its_gradient_inside_is_compared():
+    """The loop is rewritten while JAX traces it, before it is differentiated, and nothing is left to rewrite."""
+
+    def step(x):
+        def body(b, i):
+            return b.at[i + 1].set(jnp.tanh(b[i // 2] + x[i])), None
+
+        def loss(x):
+            return jnp.sum(jax.lax.scan(body, jnp.zeros((9, 4)), jnp.arange(8))[0] ** 2)
+
+        return x - jax.grad(loss)(x)
+
+    traced = jax.make_jaxpr(in_place(step, check=True))(jnp.ones((8, 4)))
+    assert "in_place_same" in str(traced)
