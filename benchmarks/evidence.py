@@ -27,8 +27,8 @@ def read(name: str) -> Any:
 def made_on(made: Mapping[str, Any]) -> str:
     """Return the machine, the version of JAX and the date of a run, as far as its file has them."""
     cores = f"one of {made['cores']} cores" if made.get("pinned_to") == 1 else f"{made['cores']} cores"
-    cpu = re.sub(r"\((?:R|TM)\)| Processor", "", made["cpu"] or "a CPU whose model was not recorded")
-    return f"{cores} of {cpu}, jax {made['jax']}, {made['date'][:10]}"
+    cpu = " of " + re.sub(r"\((?:R|TM)\)| Processor", "", made["cpu"]) if made["cpu"] else ""
+    return f"{cores}{cpu}, jax {made['jax']}, {made['date'][:10]}"
 
 
 def below(made: Mapping[str, Any]) -> str:
