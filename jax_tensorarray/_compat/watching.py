@@ -20,6 +20,7 @@ from jax_tensorarray._compat.private import private_names
 class _Watcher(NamedTuple):
     seen: Callable[[str, Any, Any], None]
     needs_lines: Callable[[Any], bool]
+    needs_functions: bool
 
 
 #: Who wants to know of what JAX compiles, and what has been put aside for that.
@@ -33,16 +34,19 @@ _LOWERED = 256
 
 @contextlib.contextmanager
 def compilations(
-    seen: Callable[[str, Any, Any], None], needs_lines: Callable[[Any], bool] = lambda jaxpr: False
+    seen: Callable[[str, Any, Any], None],
+    needs_lines: Callable[[Any], bool] = lambda jaxpr: False,
+    needs_functions: bool = False,
 ) -> Iterator[None]:
     """Call `seen(name, jaxpr, executable)` for every program that JAX compiles meanwhile, in any thread.
 
-    For programs with a jaxpr that `needs_lines`, JAX's persistent cache distinguishes source lines and scopes.
+    For programs with a jaxpr that `needs_lines`, JAX's persistent cache distinguishes source lines and scopes. If the
+    caller `needs_functions`, `function_of` finds functions in the block, which keeps them and their constants alive.
 
     There is no public way to look at what other code has compiled. Without these names it raises NotImplementedError.
     The jaxpr is None where JAX had lowered the program before.
     """
-    watcher = _Watcher(seen, needs_lines)
+    watcher = _Watcher(seen, needs_lines, needs_functions)
     with _watching:
         if not _watchers:
             _watch_compilations()
@@ -54,7 +58,7 @@ def compilations(
             _watchers.remove(watcher)
             while _unwatched and not _watchers:
                 setattr(*_unwatched.pop())
-            if not _watchers:
+            if not any(other.needs_functions for other in _watchers):
                 _traced.clear()
 
 
@@ -92,9 +96,10 @@ def _watch_compilations() -> None:
 
     def trace_and_remember(fun: Any, info: Any, *rest: Any) -> Any:
         params = trace(fun, info, *rest)  # type: ignore[misc]
-        with contextlib.suppress(Exception):  # the program goes on
-            args, kwargs = rest[-2:]
-            _remember(fun, info, args, kwargs, params)
+        if any(watcher.needs_functions for watcher in tuple(_watchers)):
+            with contextlib.suppress(Exception):  # the program goes on
+                args, kwargs = rest[-2:]
+                _remember(fun, info, args, kwargs, params)
         return params
 
     for owner, name, wrapped in (

@@ -36,7 +36,6 @@ def ta_empty(
         ValueError: `size` or a dimension is negative, or too large for any array.
 
     >>> import jax.numpy as jnp
-    from jax.typing import DTypeLike
     >>> buffer = ta_empty(1_000_000, (64,))
     >>> buffer.shape, buffer.dtype
     ((1000000, 64), dtype('float32'))
@@ -59,7 +58,6 @@ def empty_like(aval: Any) -> jax.Array:
     """Return an uninitialised buffer of a type, which also says how the buffer is divided among devices.
 
     >>> import jax.numpy as jnp
-    from jax.typing import DTypeLike
     >>> empty_like(jax.typeof(jnp.zeros((3, 2)))).shape
     (3, 2)
     """

@@ -151,7 +151,7 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
         except Exception:  # the program must go on, even if its HLO cannot be read
             report.unread += 1
 
-    with lines_of_today(), _compat.compilations(seen):
+    with lines_of_today(), _compat.compilations(seen, needs_functions=True):
         try:
             yield report
         finally:

@@ -1,6 +1,8 @@
 """`check=True` compares a rewritten function with the function as it is written; `strict=True` looks for copies."""
 
 import functools
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -325,6 +327,23 @@ def test_only_loops_of_the_function_are_judged():
         return lax.fori_loop(1, 200, body, x)
 
     jax.jit(outer)(ROWS)
+
+
+class Config:
+    rate = 2.0
+
+
+def test_after_a_strict_function_other_functions_and_their_objects_are_not_kept():
+    """The hook that judges programs stays, and the doctor's memory of functions has nothing to do with it."""
+    jax.block_until_ready(
+        in_place(lambda b: lax.fori_loop(1, 4, lambda i, b: b.at[i].set(b[i - 1]), b), strict=True)(X)
+    )
+    config = Config()
+    jax.block_until_ready(in_place(lambda x, config: config.rate * x)(X, config))
+    alive = weakref.ref(config)
+    del config
+    gc.collect()
+    assert alive() is None
 
 
 def test_a_strict_function_may_be_checked_too():

@@ -258,7 +258,7 @@ def test_a_tuple_needs_integers_for_the_rows_of_each_axis():
         square = jax.ShapeDtypeStruct((2**16, 2**16), jnp.int8)
         assert jax.eval_shape(lambda b: ta.ta_read(b, (1, 2)), square).shape == ()
         long = jax.ShapeDtypeStruct((2, 2**32), jnp.int8)
-        with pytest.raises(OverflowError, match=r"addresses the axes \(2, 4294967296\) .*enable_x64"):
+        with pytest.raises(OverflowError, match=r"addresses axes of the sizes \(2, 4294967296\) .*enable_x64"):
             jax.eval_shape(lambda b: ta.ta_read(b, (1, 2)), long)
 
 
