@@ -339,9 +339,7 @@ def test_rows_that_one_device_has_come_bit_for_bit(dtype):
 def test_an_index_out_of_range_is_the_error_that_it_is_on_one_device(spec):
     mesh = mesh_of(AxisType.Auto)
     f = jax.jit(lambda b, i: ta_write(b, i, 1.0))
-    with pytest.raises(
-        (ValueError, jax.errors.JaxRuntimeError), match="ta_write: index 16 is out of range for a b"
-    ):
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="ta_write: index 16 is out of range for a b"):
         finish(f(put(BUFFER, mesh, *spec), 16))
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # of the other GPUs that have seen it
         check_errors()
@@ -377,9 +375,7 @@ def test_one_device_may_drop_an_index_before_all_of_them_meet(name):
 def test_an_index_that_only_one_device_has_is_an_error_of_the_whole_program():
     mesh = mesh_of(AxisType.Auto)
     f = jax.jit(jax.vmap(lambda b, i: ta_write(b, i, 1.0)))
-    with pytest.raises(
-        (ValueError, jax.errors.JaxRuntimeError), match="ta_write: index 99 is out of range for a b"
-    ):
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="ta_write: index 99 is out of range for a b"):
         finish(f(put(np.stack([BUFFER] * 8), mesh, "x"), put([0, 1, 2, 3, 4, 99, 6, 7], mesh, "x")))
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # of GPUs
         check_errors()
