@@ -14,6 +14,7 @@ from jax_tensorarray._lowering.choice import default_lowering
 from jax_tensorarray._lowering.columns import store_by_columns
 from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.expand import expanded
+from jax_tensorarray._lowering.fences import without_fences_in_loops
 from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
 from jax_tensorarray._lowering.slices import use_slices
@@ -52,6 +53,7 @@ class Pass(NamedTuple):
 
 PASSES = (
     Pass("expand", lambda jaxpr, to: expanded(jaxpr, with_options=not to.divided, platforms=to.platforms)),
+    Pass("fences", lambda jaxpr, to: without_fences_in_loops(jaxpr)),
     Pass("absolute", lambda jaxpr, to: absolute.write_out(jaxpr), lambda to: to.is_known),
     Pass(
         "bounds",

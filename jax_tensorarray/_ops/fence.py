@@ -42,7 +42,7 @@ def _batch(primitive: Any, args: Any, dims: Any, **params: Any) -> Any:
 #: stays a call: XLA must not remove it.
 ta_fence_p = make_primitive(
     "ta_fence",
-    abstract_eval=lambda buffer, *values, waits, lowering="auto": like_buffer(buffer),
+    abstract_eval=lambda buffer, *values, waits, **_: like_buffer(buffer),
     linear_in=(0,),
     transpose=_transpose,
     batch=_batch,
