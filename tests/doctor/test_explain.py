@@ -21,7 +21,7 @@ from jax_tensorarray.doctor._reasons import REASONS
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "messages.md"
-STAYS, COPIES = "What stays under `in_place`", "What a loop copies"
+STAYS, COPIES = "Operations that `in_place` does not rewrite", "Copies in compiled loops"
 B = jax.ShapeDtypeStruct((64, 8), jnp.float32)
 KEPT_LONG = ("kept-for-the-gradient", "kept-on-the-tape", "checkpoint-keeps-buffers")  # seconds to compile
 
