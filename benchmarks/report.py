@@ -41,7 +41,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def point_table(results: Sequence[Result]) -> Iterator[str]:
-    """What all rivals took for a case, one derivative and one size of rows: microseconds per step against T."""
+    """Draw the times of all rivals for one case, derivative and size of rows: microseconds per step against T."""
     first = results[0]
     sizes = sorted({r["T"] for r in results})
     found = curves(results)

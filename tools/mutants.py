@@ -285,25 +285,11 @@ _ONLY_COMPILED = {
 
 
 def _examples(seed: int) -> list[Any]:
-    modules = ("hypothesis", "random_checks", "random_programs", "gates")
-    hypothesis, checks, programs, gates = map(import_module, modules)
-    axes = hypothesis.strategies.sampled_from([0, 1, 2])
-    settings = hypothesis.strategies.sampled_from(gates.SETTINGS)
-    found = []
-
-    def collect(program: Any, differ: Any, axis: int, setting: str) -> None:
-        found.append((program, differ, axis, setting))
-
-    few = hypothesis.settings(
-        max_examples=8,
-        database=None,
-        derandomize=False,
-        deadline=None,
-        phases=[hypothesis.Phase.generate],
-        suppress_health_check=list(hypothesis.HealthCheck),
+    checks, programs, gates = map(import_module, ("random_checks", "random_programs", "gates"))
+    sampled = programs.st.sampled_from
+    found: list[Any] = programs.examples(
+        seed, programs.programs(), checks.BATCHES, sampled([0, 1, 2]), sampled(gates.SETTINGS)
     )
-    given = hypothesis.given(programs.programs(), checks.BATCHES, axes, settings)
-    hypothesis.seed(seed)(few(given(collect)))()
     return found
 
 

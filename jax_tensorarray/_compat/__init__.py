@@ -76,6 +76,7 @@ from jax_tensorarray._compat.watching import (
     compilations,
     each_call,
     function_of,
+    lines_of_today,
     names_of_arguments,
     results,
     transformation_of,

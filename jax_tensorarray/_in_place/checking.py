@@ -58,6 +58,18 @@ def tolerance_of(dtype: Any) -> tuple[float, float]:
     return eps**0.5, eps
 
 
+def tolerance_for(wanted: Any, dtype: Any, xp: Any) -> Any:
+    """Return by how much an array of this dtype may differ from the wanted one, in `numpy` or `jax.numpy`."""
+    relative, absolute = tolerance_of(dtype)
+    sizes = xp.abs(wanted)
+    return relative * xp.max(xp.where(xp.isfinite(sizes), sizes, 0), initial=0) + absolute
+
+
+def is_near(found: Any, wanted: Any, tolerance: Any, xp: Any) -> Any:
+    """Return which elements of two arrays of floats agree."""
+    return (found == wanted) | (xp.isnan(found) & xp.isnan(wanted)) | (xp.abs(found - wanted) <= tolerance)
+
+
 def compared(
     fun: Callable[..., Any],
     rewritten: Callable[..., list[Array]],
@@ -298,11 +310,8 @@ def _difference(a: Array, b: Array) -> list[Array]:
     of = a.dtype
     a, b = _on_each_device(_data(a)).ravel(), _on_each_device(_data(b)).ravel()
     if jnp.issubdtype(a.dtype, jnp.inexact):
-        relative, absolute = tolerance_of(of)
-        sizes = jnp.abs(b)
-        largest = jnp.max(jnp.where(jnp.isfinite(sizes), sizes, 0))
-        tolerance = (relative * largest + absolute).astype(sizes.dtype)
-        is_same = (a == b) | (jnp.isnan(a) & jnp.isnan(b)) | (jnp.abs(a - b) <= tolerance)
+        tolerance = tolerance_for(b, of, jnp)
+        is_same = is_near(a, b, tolerance, jnp)
     else:
         tolerance, is_same = jnp.float32(0), a == b
     k = jnp.argmin(is_same)

@@ -1,4 +1,4 @@
-"""What becomes of each read, write and select of rows, and why, for `doctor.explain`.
+"""The fate of each read, write and select of rows, with the reason, for `doctor.explain`.
 
 A rule returns the values that it has made, or `Left` with the name of the reason. `Repair` shows both to this module.
 Unless there is a listener, nothing is kept and nothing more is looked at.

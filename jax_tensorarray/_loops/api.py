@@ -42,13 +42,13 @@ _Stacked = TypeVar("_Stacked")
 #: The strategies that a loop takes by name. The others need arguments.
 ByName = Literal["auto", "tape", "recompute", "undo"]
 
-#: What becomes of a loop that needs more than `max_steps` steps.
+#: A loop that needs more than `max_steps` steps raises an error, or stops there.
 OnLimit = Literal["raise", "stop"]
 
-#: What reverse mode keeps, by name.
+#: The strategies of reverse mode, by name.
 _BY_NAME = {"auto": Auto(), "tape": Tape(), "recompute": Recompute(), "undo": Undo()}
 
-#: What to write for a name that says too little.
+#: The object to write instead of a name without its arguments.
 _INSTEAD = {
     "checkpoint": "Checkpoint(16), with the number of carries to keep",
     "inverse": "Inverse(f), with a function from a carry to the one before it",
@@ -308,7 +308,7 @@ def fori_loop(
     _, init_val = entering_loop(one, (lower, init_val), max_steps)
     is_offloaded = isinstance(strategy, Tape) and strategy.offload
     if known and not is_offloaded:
-        if high - low > max_steps:  # type: ignore[operator]
+        if steps > max_steps:  # type: ignore[operator]
             lower, upper = low, low + max_steps  # type: ignore[operator, assignment]
         if strategy == Tape() or jax.config.jax_disable_jit:
             return leaving_loop(lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll))

@@ -1,7 +1,6 @@
 """Choose which row ops become slices of XLA's own, and how: `slices` says when these are as good as calls."""
 
 import math
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat, _gates
+from jax_tensorarray._environment import value_of
 from jax_tensorarray._lowering.equations import Atom, is_static
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import mask_of, operands_of, readers_of, updates
@@ -289,7 +289,4 @@ def _count(uses: Uses, scope: Scope, value: Any) -> int:
 
 def default_lowering() -> str:
     """Return the value of `JAX_TENSORARRAY_LOWERING`."""
-    found = os.environ.get(VARIABLE) or "auto"  # one that is empty counts as not set
-    if found not in LOWERINGS:
-        raise ValueError(f"{VARIABLE} must be one of {', '.join(LOWERINGS)}, got {found!r}")
-    return found
+    return value_of(VARIABLE, LOWERINGS, "auto")

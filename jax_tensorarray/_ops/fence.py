@@ -1,4 +1,4 @@
-"""What passes and loops put into a program.
+"""Ops that only passes and loops put into a program.
 
 `ta_fence` is an order, `ta_zero` a number that XLA cannot know, and `ta_raise` raises what calls have noted.
 """
@@ -11,7 +11,7 @@ from jax.core import ShapedArray
 
 from jax_tensorarray._ops.primitive import Array, all_to_front, like_buffer, make_primitive, simple_kernel
 
-#: Of an array with at most so many elements, all are selected: XLA fuses this with what it does before.
+#: An array with at most so many elements is selected as a whole. XLA fuses the select with the operations before it.
 _FEW = 32
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place.checking import tolerance_of
+from jax_tensorarray._in_place.checking import is_near, tolerance_for, tolerance_of
 
 #: Of each function the first calls are recorded, and then the calls whose number is a power of two.
 _FIRST_CALLS = 100
@@ -212,13 +212,8 @@ def _wrong(before: Any, after: Any, dtype: str) -> Any:
     """Return where two arrays of a type differ by more than rounding, with the tolerance of `check=True`."""
     if not jnp.issubdtype(dtype, jnp.inexact):
         return np.asarray(before != after)
-    both_nan = np.isnan(before) & np.isnan(after)
-    finite = np.abs(before[np.isfinite(before)])
-    relative, absolute = tolerance_of(dtype)
-    allowed = relative * (finite.max() if finite.size else 0.0) + absolute
     with np.errstate(invalid="ignore"):
-        near = np.abs(after - before) <= allowed
-    return ~(near | both_nan | (before == after))
+        return ~is_near(after, before, tolerance_for(before, dtype, np), np)
 
 
 _SEEDS = "If the program takes random numbers without a fixed seed, two unchanged runs differ too."

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import jax
 
-from jax_tensorarray import in_place
+from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
@@ -225,7 +225,7 @@ def loop_copies(
 
     @arguments.named_as(fun)
     def of(*args: Any, **kwargs: Any) -> LoopCopies:
-        with lines_of_today():
+        with _compat.lines_of_today():
             compiled = _compiled(fun, args, kwargs, platform)
             hlo = compiled.as_text() or ""
             found = copies_in(hlo, min_bytes)
@@ -305,18 +305,6 @@ def _compiled(fun: Any, args: Sequence[Any], kwargs: dict[str, Any], platform: s
         return ahead.compiled_for(platform, functools.partial(fun, **kwargs) if kwargs else fun, *args)
     except ImportError as error:
         raise ImportError(f"loop_copies: {error}") from None
-
-
-@contextlib.contextmanager
-def lines_of_today() -> Iterator[None]:
-    """Make JAX's persistent cache distinguish programs that differ only in their source lines."""
-    name = "jax_compilation_cache_include_metadata_in_key"
-    before = getattr(jax.config, name)
-    jax.config.update(name, True)
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
 
 
 def _described(

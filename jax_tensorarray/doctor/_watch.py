@@ -22,7 +22,6 @@ from jax_tensorarray.doctor._copies import (
     LoopCopies,
     copies_in,
     counts,
-    lines_of_today,
     with_kept,
 )
 from jax_tensorarray.doctor._page import fragment
@@ -151,7 +150,7 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
         except Exception:  # the program must go on, even if its HLO cannot be read
             report.unread += 1
 
-    with lines_of_today(), _compat.compilations(seen, needs_functions=True):
+    with _compat.lines_of_today(), _compat.compilations(seen, needs_functions=True):
         try:
             yield report
         finally:
@@ -191,7 +190,7 @@ def forbid_copies(*, min_bytes: int = MIN_BYTES) -> Iterator[None]:
         for case in (case for case in report.cases if case.copies):
             raise LoopCopyError(case.program, case.copies)
 
-    with lines_of_today(), _compat.compilations(seen):
+    with _compat.lines_of_today(), _compat.compilations(seen):
         yield
 
 

@@ -232,8 +232,7 @@ def foldl(
 
     TensorFlow: `tf.foldl`.
     """
-    _check("tf.foldl", parallel_iterations, name, back_prop=back_prop, swap_memory=swap_memory)
-    return _fold("tf.foldl", fn, elems, initializer, False, back_prop, swap_memory, name)
+    return _fold("tf.foldl", fn, elems, initializer, False, parallel_iterations, back_prop, swap_memory, name)
 
 
 @about_sizes
@@ -255,8 +254,7 @@ def foldr(
 
     TensorFlow: `tf.foldr`.
     """
-    _check("tf.foldr", parallel_iterations, name, back_prop=back_prop, swap_memory=swap_memory)
-    return _fold("tf.foldr", fn, elems, initializer, True, back_prop, swap_memory, name)
+    return _fold("tf.foldr", fn, elems, initializer, True, parallel_iterations, back_prop, swap_memory, name)
 
 
 @about_sizes
@@ -319,10 +317,12 @@ def _fold(
     elems: Any,
     initializer: Any,
     reverse: bool,
+    parallel_iterations: int | None,
     back_prop: bool,
     swap_memory: bool,
     name: str | None,
 ) -> Any:
+    _check(op, parallel_iterations, name, back_prop=back_prop, swap_memory=swap_memory)
     start, rest, _ = _initialized(op, fn, elems, initializer, reverse)
     step = _compat.placed_as(fn)(lambda a, x: (fn(a, x), None))
     with _scope(name):

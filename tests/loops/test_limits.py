@@ -115,6 +115,25 @@ def test_the_examples_of_a_batch_that_run_are_counted(f):
         finish(branch(xs, ns, ~chosen))
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, jax.grad], ids=["value", "grad"])
+def test_an_inner_loop_that_is_cut_is_an_error_and_its_buffer_stays_in_place(transform):
+    """In a loop no result waits for the check: see the programs compiled for a TPU and an H100."""
+
+    def f(x, n):
+        def step(b, i):
+            body = lambda c: (c[0] + 1, ta_write(c[1], c[0], jnp.sin(ta_read(c[1], i))))  # noqa: E731
+            return while_loop(lambda c: c[0] < n + i, body, (0, b), max_steps=MOST)[1], None
+
+        return jnp.sum(lax.scan(step, x, jnp.arange(3))[0])
+
+    x = jnp.ones((300, 16))
+    program = compiled(transform(f), x, 3)
+    assert_no_whole_buffer_copy(program, x)
+    finish(program(x, 3))
+    with pytest.raises(RUNTIME_ERRORS, match=TEXTS[power]):
+        finish(program(x, 4))
+
+
 @pytest.mark.parametrize("outer", ["lax", "ours"])
 def test_an_example_that_has_ended_a_loop_around_is_not_counted(outer):
     loop = lax.while_loop if outer == "lax" else functools.partial(while_loop, max_steps=9)

@@ -9,6 +9,7 @@ cross, and old versions live on. Inner blocks see the values of the outer ones, 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 
@@ -390,6 +391,22 @@ def programs() -> st.SearchStrategy[Program]:
     return weighted(
         {_programs((3, 5, 1, 8, 0), every): 2, _programs((129, 128, 130, 257, 300), ("int8", "uint8", "int32")): 1}
     )
+
+
+def examples(seed: int, *strategies: st.SearchStrategy[Any]) -> list[tuple[Any, ...]]:
+    """Eight examples of these strategies, the same for a seed."""
+    found: list[tuple[Any, ...]] = []
+    few = hypothesis.settings(
+        max_examples=8,
+        database=None,
+        derandomize=False,
+        deadline=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    given = hypothesis.given(st.tuples(*strategies))
+    hypothesis.seed(seed)(few(given(lambda example: found.append(example))))()
+    return found
 
 
 def statements(node: Any) -> Any:
