@@ -152,7 +152,7 @@ def expected_files(package: str, source: Path) -> set[str]:
         return {f"{CUDA}/__init__.py", f"{CUDA}/_cuda*.so"}
     files = {path.relative_to(source) for path in (source / CPU).rglob("*") if path.is_file() and path.suffix != ".so"}
     kept = {path.as_posix() for path in files if not any(part.endswith(("cache", "cache__")) for part in path.parts)}
-    return kept | {f"{CPU}/_cpu*.so"}
+    return kept | {f"{CPU}/_cpu*.so", f"{CPU}/doctor/messages.md"}  # CMakeLists.txt installs the page of messages
 
 
 def check_wheel(wheel: Path, package: str, kind: str, source: Path, version: str) -> str:
