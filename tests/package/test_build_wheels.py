@@ -19,6 +19,7 @@ ABI3 = "jax_tensorarray-1.2.3-cp312-abi3-linux_x86_64.whl"
 FILES = {
     "jax_tensorarray/__init__.py": "",
     "jax_tensorarray/_ops/read.py": "",
+    "jax_tensorarray/doctor/messages.md": "",
     "jax_tensorarray/py.typed": "",
     "jax_tensorarray/_cpu.abi3.so": "",
     "jax_tensorarray-1.2.3.dist-info/METADATA": "",
@@ -53,9 +54,9 @@ def without(files, *names):
 
 
 def test_good_wheels_pass(check):
-    assert check(ABI3, FILES) == "6 files"
+    assert check(ABI3, FILES) == "7 files"
     own = without(FILES, "jax_tensorarray/_cpu.abi3.so") | {"jax_tensorarray/_cpu.cpython-311-darwin.so": ""}
-    assert check("jax_tensorarray-1.2.3-cp311-cp311-macosx_11_0_arm64.whl", own, "cp311") == "6 files"
+    assert check("jax_tensorarray-1.2.3-cp311-cp311-macosx_11_0_arm64.whl", own, "cp311") == "7 files"
     assert check(PLUGIN, PLUGIN_FILES, "cp311", "jax_tensorarray_cuda13") == "3 files"
 
 
@@ -68,6 +69,7 @@ def test_good_wheels_pass(check):
         pytest.param(ABI3, FILES | {"jax_tensorarray/_cpu.cpython-311-x86_64-linux-gnu.so": ""}, id="two modules"),
         pytest.param(ABI3, without(FILES, "jax_tensorarray/_cpu.abi3.so"), id="no module"),
         pytest.param(ABI3, without(FILES, "jax_tensorarray/_ops/read.py"), id="a file too few"),
+        pytest.param(ABI3, without(FILES, "jax_tensorarray/doctor/messages.md"), id="no page of messages"),
         pytest.param(
             ABI3,
             without(FILES, "jax_tensorarray/_cpu.abi3.so")
