@@ -71,22 +71,25 @@ def _choices(repair: Repair, jaxpr: Any, memory: int | None) -> list[Choice]:
     """Return the choices of the loops in a jaxpr, an outer loop first."""
     found: list[Choice] = []
 
-    def visit(eqn: Equation, operands: list[bool]) -> None:
+    def visit(eqn: Equation, operands: list[bool], own: Any = None) -> None:
         entry = registry.entry_of(eqn)
         if entry.kind == "loop":
-            found.append(_choice(repair, eqn, operands, memory))
+            found.append(_choice(repair, eqn, operands, memory, own))
+        # A counted loop of this library is a scan, and the rule around it has the strategy.
+        of_loop = getattr(eqn.params.get("rule"), "strategy", None)
+        visit_inside = visit if of_loop is None else functools.partial(visit, own=of_loop)
         for body in entry.bodies(eqn.params) if eqn.primitive.name != "custom_vjp_call" else ():
             consts, carry, xs = body.split(body.inputs(operands, False))
             if entry.kind == "loop":
                 carry = registry.reached_in(body, operands)[: len(carry)]
-            registry.each_reached(body.jaxpr, [*consts, *carry, *xs], visit)
+            registry.each_reached(body.jaxpr, [*consts, *carry, *xs], visit_inside)
 
     registry.each_reached(jaxpr, [jaxprs.is_inexact(a) for a in jaxpr.in_avals], visit)
     return found
 
 
-def _choice(repair: Repair, eqn: Equation, operands: list[bool], memory: int | None) -> Choice:
-    """Return the choice of a loop that is differentiated in the flagged operands."""
+def _choice(repair: Repair, eqn: Equation, operands: list[bool], memory: int | None, own: Any) -> Choice:
+    """Return the choice of a loop that is differentiated in the flagged operands, and may have its `own` strategy."""
     loop = f"{eqn.primitive.name.removeprefix('ta_')} at {source_info_util.summarize(eqn.source_info)}"
     plain = _linearized(eqn, operands)
     if plain is None and repair.request.max_steps is None:
@@ -107,6 +110,7 @@ def _choice(repair: Repair, eqn: Equation, operands: list[bool], memory: int | N
     if parts is None or linear is None:
         return Choice(residuals="none", reason=_NONE, tape_bytes=0, undo_bytes=None, loop=loop)
     body, steps, strategy = parts
+    strategy = own if strategy is None else strategy
     kept = linear if plain is None else plain
     largest = max(kept.taped, key=lambda t: bytes_of([t]), default=None)
     if strategy is not None and not isinstance(strategy, Auto):

@@ -137,7 +137,7 @@ def _place(eqn: Equation) -> str:
 def _became(kind: str, operands: Sequence[Value], results: Sequence[Value]) -> str:
     """Return what a rule made of a read, a write or a select."""
     value, update = results[0], results[0].update
-    if value.view is not None:
+    if value.view is not None and not value.view.is_made:
         return "a select of the rows that are read"
     if value.taken is not None and kind == "read":
         return "a part of the buffer that is put back in its place"

@@ -15,7 +15,7 @@ from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, LAYOUT, READS
 from jax_tensorarray._types import Equation
 
 #: What makes the same result of the same operands, and has parameters that can be compared.
-_REPEATABLE = ELEMENTWISE.union(LAYOUT, READS, ("clamp", "concatenate", "rem", "slice", "squeeze"))
+REPEATABLE = ELEMENTWISE.union(LAYOUT, READS, ("clamp", "concatenate", "rem", "slice", "squeeze"))
 
 #: So many pairs of values are compared. The remainder of an index that may be negative takes 20.
 _MOST = 100
@@ -61,7 +61,7 @@ def is_same(x: Value, y: Value, compared: set[tuple[Value, Value]] | None = None
     if a is None or b is None or x.dtype != y.dtype or len(compared) > _MOST or len(a.operands) != len(b.operands):
         return False
     name = a.eqn.primitive.name
-    if name not in _REPEATABLE or a.eqn.primitive is not b.eqn.primitive or a.eqn.params != b.eqn.params:
+    if name not in REPEATABLE or a.eqn.primitive is not b.eqn.primitive or a.eqn.params != b.eqn.params:
         return False
     pairs = list(zip(a.operands, b.operands, strict=True))
     are_alike = name in ELEMENTWISE or all(v.shape == w.shape for v, w in pairs)

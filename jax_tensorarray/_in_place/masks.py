@@ -64,7 +64,7 @@ class _Located(NamedTuple):
         address, index, _ = self
         found = patterns.rows_of_short(x, address, ())
         if found is None and isinstance(x.pattern, Repeated):
-            found = views.of_repeated(Value(x.pattern.short()), range(len(x.shape)), index, address)
+            found = views.of_repeated(Value(x.pattern.short()), index, address)
         return rows.read(x, index, address) if found is None else found
 
     def update(self, primitive: Any, new: Array, *, is_zero: bool = False) -> Update:

@@ -1,13 +1,12 @@
-"""Update a buffer that is taken apart and put together again: `jnp.stack([c[0].at[i].set(x), c[1].at[i].set(y)])`.
+"""Update a buffer through views of it: `jnp.stack([c[0].at[i].set(x), c[1]])`, `c.at[k].set(c[k].at[i].set(x))`.
 
-Plain JAX copies each part out of the buffer, and all of them into a new one. Here a part is a place in the buffer, and
-its rows are rows of the buffer. The same is done for a buffer that is updated in another shape or order of its axes.
-A part that is not put back, or not in its place, is what it was in the program: only cost depends on what is found.
+Plain JAX copies each part out of the buffer, and all of them into a new one. We follow each part as a map on the
+buffer. If the program puts the part back where it was, we rewrite access to rows of the part as access to rows of the
+buffer. A part that is not put back, or in another place, stays an array: a mistake here costs time, never truth.
 """
 
 import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,74 +16,74 @@ from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import regions, rows
-from jax_tensorarray._in_place.regions import Region
+from jax_tensorarray._in_place import access, boxes, indices, maps, rows
+from jax_tensorarray._in_place.boxes import Box
+from jax_tensorarray._in_place.maps import Map, Start
+from jax_tensorarray._in_place.noted import noted
 from jax_tensorarray._in_place.registers import is_divided
-from jax_tensorarray._in_place.values import Update, Value
-from jax_tensorarray._jaxprs import kinds, registry
+from jax_tensorarray._in_place.values import Update, Value, arrays, as_written
+from jax_tensorarray._jaxprs import jaxprs, kinds, registry
+from jax_tensorarray._jaxprs.kinds import READS
 from jax_tensorarray._ops.primitive import Params
-from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
-#: The size of an index that is looked at while tracing.
-_FEW = 8
-
-# --- equations that take parts, and put them together -------------------------------------------------------------
+# --- equations whose results are views ----------------------------------------------------------------------------
 
 
-def _slice(eqn: Equation, own: Sequence[Region]) -> list[Region | None]:
-    starts, limits, strides = (eqn.params[name] for name in ("start_indices", "limit_indices", "strides"))
-    if strides is not None and any(step != 1 for step in strides):
-        return [None]
-    return [own[0].sliced(starts, [b - a for a, b in zip(starts, limits, strict=True)])]
+def _slice(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
+    return [own[0].sliced(eqn.params["start_indices"], eqn.outvars[0].aval.shape, eqn.params["strides"])]
 
 
-def _along(region: Region, axis: int, sizes: Sequence[int]) -> list[Region | None]:
-    """Return the parts of a region with those sizes along an axis."""
-    starts, shape = [0] * len(region.shape), list(region.shape)
+def _along(m: Map, axis: int, sizes: Sequence[int]) -> list[Map | None]:
+    """Return the parts of a view with those sizes along an axis."""
+    starts, shape = [0] * len(m.shape), list(m.shape)
     parts = []
     for k, size in enumerate(sizes):
         starts[axis], shape[axis] = sum(sizes[:k]), size
-        parts.append(region.sliced(starts, shape))
+        parts.append(m.sliced(starts, shape))
     return parts
 
 
-def _split(eqn: Equation, own: Sequence[Region]) -> list[Region | None]:
+def _split(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
     return _along(own[0], eqn.params["axis"], [int(n) for n in eqn.params["sizes"]])
 
 
-def _unstack(eqn: Equation, own: Sequence[Region]) -> list[Region | None]:
+def _unstack(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
     parts = _along(own[0], eqn.params["axis"], [1] * len(eqn.outvars))
     return [part and part.reshaped(v.aval.shape) for part, v in zip(parts, eqn.outvars, strict=True)]
 
 
-def _reshape(eqn: Equation, own: Sequence[Region]) -> list[Region | None]:
+def _reshape(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
     return [own[0].reshaped(eqn.outvars[0].aval.shape)]
 
 
-def _broadcast(eqn: Equation, own: Sequence[Region]) -> list[Region | None]:
-    of, (buffer,) = eqn.outvars[0].aval, own
-    return _reshape(eqn, own) if of.size == math.prod(buffer.shape) and len(eqn.invars) == 1 else [None]
+def _broadcast(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
+    is_reshape = eqn.outvars[0].aval.size == eqn.invars[0].aval.size and len(eqn.invars) == 1
+    return _reshape(eqn, own) if is_reshape else [None]
 
 
-def _transpose(eqn: Equation, own: Sequence[Region]) -> list[Region | None]:
+def _transpose(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
     return [own[0].transposed(eqn.params["permutation"])]
 
 
-def _concatenate(eqn: Equation, own: Sequence[Region]) -> list[Region | None]:
-    return [regions.joined(own, eqn.params["dimension"])]
+def _reverse(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
+    return [own[0].reversed(eqn.params["dimensions"])]
 
 
-def _stack(eqn: Equation, own: Sequence[Region]) -> list[Region | None]:
+def _concatenate(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
+    return [maps.joined(own, eqn.params["dimension"])]
+
+
+def _stack(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
     axis = eqn.params["axis"]
     longer = [part.reshaped([*part.shape[:axis], 1, *part.shape[axis:]]) for part in own]
     found = [part for part in longer if part is not None]
-    return [regions.joined(found, axis)] if len(found) == len(own) else [None]
+    return [maps.joined(found, axis)] if len(found) == len(own) else [None]
 
 
-_RULES: dict[str, Callable[[Equation, Sequence[Region]], list[Region | None]]] = {
+_RULES: dict[str, Callable[[Equation, Sequence[Map]], list[Map | None]]] = {
     "slice": _slice,
     "split": _split,
     "unstack": _unstack,
@@ -92,30 +91,10 @@ _RULES: dict[str, Callable[[Equation, Sequence[Region]], list[Region | None]]] =
     "reshape": _reshape,
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
+    "rev": _reverse,
     "concatenate": _concatenate,
     "stack": _stack,
 }
-
-
-def _put(eqn: Equation, buffer: Region, known: Mapping[Any, np.ndarray]) -> Region | None:
-    """Return the part of a buffer that an update replaces as a whole, in a place known while tracing."""
-    numbers: list[Any] = [known.get(v) if not isinstance(v, jex.Literal) else np.asarray(v.val) for v in eqn.invars]
-    if eqn.primitive.name == "dynamic_update_slice":
-        at, box = numbers[2:], eqn.invars[1].aval.shape
-        starts = [0 if n is None and size == full else n for n, size, full in zip(at, box, buffer.shape, strict=True)]
-    elif eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is None and numbers[1] is not None:
-        of, box = rows.numbers_of(eqn), rows.taken_by(eqn)
-        if numbers[1].ndim != 1 or of.batch:
-            return None
-        starts = [0] * len(box)
-        for d, n in zip(of.starts, numbers[1], strict=True):
-            starts[d] = n
-    else:
-        return None
-    if any(n is None or not 0 <= n <= full - size for n, size, full in zip(starts, box, buffer.shape, strict=True)):
-        return None
-    part = buffer.sliced([int(n) for n in starts], box)
-    return part and part.reshaped(eqn.invars[_rows_of(eqn)].aval.shape)
 
 
 def _rows_of(eqn: Equation) -> int:
@@ -123,119 +102,205 @@ def _rows_of(eqn: Equation) -> int:
     return 1 if eqn.primitive.name == "dynamic_update_slice" else 2
 
 
-# --- what is put together -----------------------------------------------------------------------------------------
+# --- what is put back ---------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """An equation on the way from a buffer to its next version."""
+
+    known: dict[int, int]  #: the starts of its box that are known while tracing
+    is_put: bool = False  #: it replaces a part of the buffer by what that has become
+    drops: bool = False  #: the part is put back by an update that is left out where it is out of range
 
 
 class _Seen(NamedTuple):
-    """A variable that is a region of another one, `root`."""
+    """A variable that is a view of another one, `root`."""
 
     root: Any
-    region: Region
+    map: Map
     path: tuple[Any, ...]  #: the variables on the way to it, in nested tuples
-    is_updated: bool
+    is_updated: bool  #: or joined of several
 
 
 @_compat.cached
-def put_together(jaxpr: Jaxpr) -> dict[Any, Region | None]:
-    """Return the variables on the way from a buffer to its next version that is put together of parts of it.
-
-    The value of one that replaces a part of a buffer is the region of that part.
-    """
-    found: dict[Any, Region | None] = {}
+def put_together(jaxpr: Jaxpr) -> dict[Any, Step]:
+    """Return the variables on the way from a buffer to its next version that is made of parts of it."""
     inner = _compat.opened(jaxpr)
-    if any(eqn.primitive.name in _RULES for eqn in inner.eqns):
-        _look(inner, {}, found)
-    return found
+    search = _Search()
+    if jaxprs.any_equation(inner, kinds.is_update):
+        search.look(inner, {}, {})
+    return search.found
 
 
-def _look(inner: Any, seen: dict[Any, _Seen], found: dict[Any, Region | None]) -> None:
-    known: dict[Any, np.ndarray] = {}
+class _Search:
+    """Follows the views of each buffer through a jaxpr."""
 
-    def of(v: Any) -> _Seen | None:
-        if isinstance(v, jex.Literal) or not _may_be_taken(v.aval):
-            return None
-        return seen.get(v) or _Seen(v, Region.whole(v.aval.shape), (), False)
+    def __init__(self) -> None:
+        self.found: dict[Any, Step] = {}
+        self.known: dict[Any, dict[int, int]] = {}
+        self.numbers = _Numbers()
 
-    for eqn in inner.eqns:
+    def look(self, inner: Any, seen: dict[Any, _Seen], numbers: dict[Any, int]) -> None:
+        def of(v: Any) -> _Seen | None:
+            if isinstance(v, jex.Literal):
+                return None
+            is_root = v not in seen and _may_be_taken(v.aval)
+            return _Seen(v, Map.whole(v.aval.shape), (), False) if is_root else seen.get(v)
+
+        for eqn in inner.eqns:
+            name = eqn.primitive.name
+            if (body := registry.inlined(eqn)) is not None:
+                own = _compat.opened(body)
+                pairs = list(zip(own.invars, eqn.invars, strict=True))
+                given = {v: x for v, a in pairs if (x := of(a)) is not None}
+                within = {v: self.numbers.of(a, numbers) for v, a in pairs}
+                self.look(own, given, within)
+                for v, x in zip(eqn.outvars, own.outvars, strict=True):
+                    if not isinstance(x, jex.Literal) and x in given:
+                        seen[v] = given[x]
+                    numbers[v] = self.numbers.of(x, within)
+                continue
+            self.numbers.note(eqn, numbers)
+            if name in _RULES:
+                self._take(eqn, [of(v) for v in eqn.invars if not _is_empty(v.aval)], seen)
+            elif name in READS and (buffer := of(eqn.invars[0])) is not None:
+                box = Box.of(eqn)
+                m = box and self._box(eqn, box, buffer.map, numbers)
+                if m and not m.equals(buffer.map):
+                    v = eqn.outvars[0]
+                    seen[v] = _Seen(buffer.root, m, (v, buffer.path), buffer.is_updated)
+            elif name in kinds.UPDATES:
+                self._update(eqn, of(eqn.invars[0]), seen, numbers)
+            elif name == "select_n" and any(not isinstance(v, jex.Literal) and v in seen for v in eqn.invars):
+                cases = [of(v) for v in eqn.invars[1:]]
+                first = next((x for x in cases if x is not None and x.path), None)
+                if first and all(x and x.root is first.root and x.map.equals(first.map) for x in cases):
+                    paths = tuple(x.path for x in cases if x is not None)
+                    seen[eqn.outvars[0]] = _Seen(first.root, first.map, paths, True)
+
+    def _box(self, eqn: Equation, box: Box, m: Map, numbers: dict[Any, int]) -> Map | None:
+        """Return the map of the box of an equation, and keep which starts are known."""
+        own = {}
+        for d, (k, part) in box.starts.items():
+            v = eqn.invars[k]
+            own[d] = self.numbers.part(self.numbers.of(v, numbers), part, v.aval.shape)
+        known = {d: self.numbers.known[x] for d, x in own.items() if x in self.numbers.known}
+        self.known[eqn.outvars[0]] = known
+        return box.map(m, known, lambda d, _: Start(own[d], made_by=eqn.outvars[0]))
+
+    def _update(self, eqn: Equation, buffer: _Seen | None, seen: dict[Any, _Seen], numbers: dict[Any, int]) -> None:
+        v, new = eqn.outvars[0], eqn.invars[_rows_of(eqn)]
+        own = None if isinstance(new, jex.Literal) else seen.get(new)
+        if buffer is None:
+            return
+        if own is not None and own.root is buffer.root and own.is_updated and _is_plain_write(eqn):
+            box = Box.of(eqn)
+            m = box and self._box(eqn, box, buffer.map, numbers)
+            if box and m and m.equals(own.map):
+                seen[v] = _Seen(buffer.root, buffer.map, (v, buffer.path, own.path), True)
+                self._put(eqn, box, buffer, own, seen[v].path)
+                return
+        if eqn.invars[0] in seen:
+            seen[v] = _Seen(buffer.root, buffer.map, (v, buffer.path), True)
+
+    def _put(self, eqn: Equation, box: Box, buffer: _Seen, own: _Seen, path: tuple[Any, ...]) -> None:
+        """Note that an equation puts back a part."""
+        self._mark(path)
+        self.found[eqn.outvars[0]] = Step(self.known[eqn.outvars[0]], is_put=True)
+        before = [x.number for x in buffer.map.starts]
+        for start in own.map.starts:
+            if box.drops and start.number not in before:
+                self.found[start.made_by] = self.found.get(start.made_by, Step({}))._replace(drops=True)
+
+    def _take(self, eqn: Equation, own: Sequence[_Seen | None], seen: dict[Any, _Seen]) -> None:
+        """See which views an equation makes, and whether it puts a buffer together."""
+        of = [x for x in own if x is not None]
+        if not of or len(of) < len(own) or any(x.root is not of[0].root for x in of):
+            return
+        paths, is_updated = tuple(x.path for x in of), len(of) > 1 or any(x.is_updated for x in of)
+        for v, m in zip(eqn.outvars, _RULES[eqn.primitive.name](eqn, [x.map for x in of]), strict=True):
+            if m is None:
+                continue
+            if m.is_whole and is_updated:
+                self._mark((v, paths))
+            else:
+                seen[v] = _Seen(of[0].root, m, (v, paths), is_updated)
+
+    def _mark(self, path: tuple[Any, ...]) -> None:
+        for x in path:
+            if isinstance(x, tuple):
+                self._mark(x)
+            else:
+                self.found.setdefault(x, Step(self.known.get(x, {})))
+
+
+class _Numbers:
+    """Numbers integers, of whatever type, such that those of one number are probably equal.
+
+    Types do not count, since in 64 bits JAX narrows some integers on the way. If two are not equal, a part stays an
+    array.
+    """
+
+    def __init__(self) -> None:
+        self.of_key: dict[Hashable, int] = {}
+        self.known: dict[int, int] = {}  #: integers that are known while tracing
+        self.joined: dict[int, Sequence[int]] = {}  #: what has been joined along the last axis
+
+    def number(self, *key: Hashable) -> int:
+        return self.of_key.setdefault(key, len(self.of_key))
+
+    def of(self, v: Any, known: Mapping[Any, int]) -> int:
+        """Return the number of a variable or a literal."""
+        if isinstance(v, jex.Literal):
+            is_integer = np.ndim(v.val) == 0 and jnp.issubdtype(jnp.result_type(v.val), jnp.integer)
+            return self.literal(int(v.val)) if is_integer else self.number(id(v))
+        return known[v] if v in known else self.number(v)
+
+    def literal(self, value: int) -> int:
+        number = self.number("literal", value)
+        self.known[number] = value
+        return number
+
+    def part(self, number: int, part: int | None, shape: Sequence[int]) -> int:
+        """Return the number of one of several integers along the last axis."""
+        if part is None or shape[-1] == 1:
+            return number
+        joined = self.joined.get(number, ())
+        return joined[part] if len(joined) == shape[-1] else self.number("part", number, part)
+
+    def note(self, eqn: Equation, known: dict[Any, int]) -> None:
+        """Keep a number for the result of an equation, if equal equations of equal operands make the same."""
         name = eqn.primitive.name
-        if (body := registry.inlined(eqn)) is not None:
-            own = _compat.opened(body)
-            given = {v: x for v, a in zip(own.invars, eqn.invars, strict=True) if (x := of(a)) is not None}
-            _look(own, given, found)
-            seen.update((v, given[x]) for v, x in zip(eqn.outvars, own.outvars, strict=True) if _in(given, x))
-            continue
-        if (number := _known(eqn, known)) is not None:
-            known[eqn.outvars[0]] = number
-        elif name in _RULES:
-            _take(eqn, [of(v) for v in eqn.invars], seen, found)
-        elif name in kinds.UPDATES and (buffer := of(eqn.invars[0])) is not None:
-            v, rows_ = eqn.outvars[0], of(eqn.invars[_rows_of(eqn)])
-            if rows_ is not None and rows_.root is buffer.root and rows_.is_updated:
-                part = _put(eqn, buffer.region, known)
-                if part == rows_.region:
-                    seen[v] = _Seen(buffer.root, buffer.region, (v, buffer.path, rows_.path), True)
-                    _mark(seen[v].path, found)
-                    found[v] = part
-                    continue
-            if eqn.invars[0] in seen:
-                seen[v] = _Seen(buffer.root, buffer.region, (v, buffer.path), True)
-        elif name == "select_n":
-            cases = [of(v) for v in eqn.invars[1:]]
-            first = next((x for x in cases if x is not None and x.path), None)
-            if first is not None and all(x is not None and x[:2] == first[:2] for x in cases):
-                paths = tuple(x.path for x in cases if x is not None)
-                seen[eqn.outvars[0]] = _Seen(first.root, first.region, paths, True)
+        if name not in indices.REPEATABLE:
+            return
+        of = eqn.outvars[0].aval
+        if not jnp.issubdtype(of.dtype, jnp.integer) and of.dtype != np.bool_:
+            return
+        own = [self.of(v, known) for v in eqn.invars]
+        is_moved = name in ("broadcast_in_dim", "reshape", "squeeze", "convert_element_type") and len(own) == 1
+        if is_moved and indices.differ_in_ones(of.shape, eqn.invars[0].aval.shape):
+            value = self.known.get(own[0])
+            known[eqn.outvars[0]] = own[0] if value is None else self.literal(int(np.array(value).astype(of.dtype)))
+            return
+        params = () if name in kinds.ELEMENTWISE else tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
+        try:
+            known[eqn.outvars[0]] = number = self.number(name, params, *own)
+        except TypeError:  # a parameter has no hash
+            return
+        if name == "concatenate" and eqn.params["dimension"] == len(of.shape) - 1:
+            self.joined[number] = own
 
 
-def _in(seen: Mapping[Any, _Seen], v: Any) -> bool:
-    return not isinstance(v, jex.Literal) and v in seen
+def _is_plain_write(eqn: Equation) -> bool:
+    """Return whether an update writes what it is given, and combines it with nothing."""
+    return eqn.primitive.name == "dynamic_update_slice" or (
+        eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is None
+    )
 
 
-def _take(eqn: Equation, own: Sequence[_Seen | None], seen: dict[Any, _Seen], found: dict[Any, Region | None]) -> None:
-    """See which regions an equation makes, and whether it puts a buffer together."""
-    of = [x for x in own if x is not None]
-    if len(of) < len(own) or any(x.root is not of[0].root for x in of):
-        return
-    paths, is_updated = tuple(x.path for x in of), any(x.is_updated for x in of)
-    for v, region in zip(eqn.outvars, _RULES[eqn.primitive.name](eqn, [x.region for x in of]), strict=True):
-        if region is None:
-            continue
-        if region.is_whole and v.aval.shape == of[0].root.aval.shape:
-            if is_updated or len(of) > 1:
-                _mark((v, paths), found)
-            continue
-        seen[v] = _Seen(of[0].root, region, (v, paths), is_updated)
-
-
-def _mark(path: tuple[Any, ...], found: dict[Any, Region | None]) -> None:
-    for x in path:
-        if isinstance(x, tuple):
-            _mark(x, found)
-        else:
-            found.setdefault(x, None)
-
-
-def _known(eqn: Equation, known: Mapping[Any, np.ndarray]) -> np.ndarray | None:
-    """Return the value of an index that is known while tracing: JAX makes an array of it."""
-    name = eqn.primitive.name
-    if name not in ("broadcast_in_dim", "convert_element_type", "concatenate", "reshape", "squeeze"):
-        return None
-    of: Any = eqn.outvars[0].aval
-    if not jnp.issubdtype(of.dtype, jnp.integer) or of.size > _FEW:
-        return None
-    values = [np.asarray(v.val) if isinstance(v, jex.Literal) else known.get(v) for v in eqn.invars]
-    found = [x for x in values if x is not None]
-    if len(found) < len(values):
-        return None
-    if name == "concatenate":
-        return np.concatenate(found, eqn.params["dimension"])
-    (value,) = found
-    if name == "broadcast_in_dim":
-        shape = [1] * len(of.shape)
-        for axis, size in zip(eqn.params["broadcast_dimensions"], value.shape, strict=True):
-            shape[axis] = size
-        return np.broadcast_to(value.reshape(shape), of.shape)
-    return value.astype(of.dtype).reshape(of.shape)
+def _is_empty(x: Any) -> bool:
+    """Return whether an array has no elements, as the rows before the first one."""
+    return 0 in getattr(x, "shape", ())
 
 
 def _may_be_taken(aval: Any) -> bool:
@@ -246,10 +311,10 @@ def _may_be_taken(aval: Any) -> bool:
 
 
 class _Change:
-    """An update of the buffer, and the region in which it is."""
+    """An update of the buffer, and the view in which it is."""
 
-    def __init__(self, update: Update, region: Region) -> None:
-        self.update, self.region = update, region
+    def __init__(self, update: Update, m: Map) -> None:
+        self.update, self.map = update, m
 
 
 class Whole:
@@ -260,18 +325,20 @@ class Whole:
         self.applied: tuple[_Change, ...] = ()
         self.values: list[tuple[Part, Value]] = []  # what has been taken
 
-    def version(self, region: Region, changes: tuple[_Change, ...]) -> Value:
-        """Return a version of the buffer that has these changes in the region. It may have others elsewhere."""
+    def version(self, m: Map, changes: tuple[_Change, ...]) -> Value:
+        """Return a version of the buffer that has these changes in the view. It may have others elsewhere."""
         known = [x for x in self.applied if x in changes]
         rest = [x for x in changes if x not in known]
-        if _is_same([*known, *rest], changes) and all(x in changes or x.region.is_apart(region) for x in self.applied):
+        if _is_same([*known, *rest], changes) and all(x in changes or x.map.is_apart(m) for x in self.applied):
             for change in rest:
                 self.newest = self.newest.updated(change.update)
             self.applied += tuple(rest)
+            self.newest.whole = self, self.applied
             return self.newest
         version = self.base
         for change in changes:
             version = version.updated(change.update)
+        version.whole = self, changes
         return version
 
 
@@ -279,86 +346,131 @@ def _is_same(changes: Sequence[_Change], other: Sequence[_Change]) -> bool:
     """Return whether the same changes have the same effect in another order: only such apart have changed places."""
     places = [other.index(x) for x in changes]
     pairs = itertools.combinations(range(len(places)), 2)
-    return all(places[j] < places[k] or changes[j].region.is_apart(changes[k].region) for j, k in pairs)
+    return all(places[j] < places[k] or changes[j].map.is_apart(changes[k].map) for j, k in pairs)
 
 
 class Part:
-    """A region of a buffer, after some changes to it. See `values.Taken`."""
+    """A view of a buffer, after some changes to it. See `values.Taken`.
 
-    def __init__(self, whole: Whole, region: Region, changes: tuple[_Change, ...] = ()) -> None:
-        self.whole, self.region, self.changes = whole, region, changes
-        self.shape, self.dtype = region.shape, whole.base.dtype
+    `made` makes it as the program does. It has to if the part is out of range of the buffer and has been changed: the
+    changes will be left out in the buffer.
+    """
+
+    def __init__(
+        self, whole: Whole, m: Map, made: Callable[[], Array], changes: tuple[_Change, ...] = (), *, fills: bool = False
+    ) -> None:
+        self.whole, self.map, self.changes, self.made, self.fills = whole, m, changes, made, fills
+        self.shape, self.dtype = m.shape, whole.base.dtype
+
+    @property
+    def is_buffer(self) -> bool:
+        """Whether it has the elements that the buffer has after its changes."""
+        return not self.fills and not (self.changes and any(start.drops for start in self.map.starts))
 
     def value(self) -> Value:
         """Return the part, or the version of the buffer that it is. The value is the same for the same part."""
-        if self.region.is_whole:
+        if self.map.is_whole:
             return self.version()
         for part, value in self.whole.values:
-            if part.region == self.region and part.changes == self.changes:
+            if part.changes == self.changes and part.fills == self.fills and part.map.equals(self.map, boxes.is_same):
                 return value  # a select between versions asks whether they come from one
         value = Value.of_taken(self)
         self.whole.values.append((self, value))
         return value
 
     def version(self) -> Value:
-        return self.whole.version(self.region, self.changes)
+        return self.whole.version(self.map, self.changes)
 
     def array(self) -> Array:
+        if not self.is_buffer:
+            return self.made()
         version = self.version()
-        version.is_used = True
-        return self.region.of(version.array)
+        return access.view_of(self.map, version)
 
     def read(self, index: Array, where: Array | None, params: Params) -> Array | None:
-        at = regions.place(self.region, self.dtype, index, where, params, is_update=False)
-        if at is None:
-            return None
-        masks = [] if at.where is None else [at.where]
-        version = self.version()
-        if masks or version.taken is not None:
-            version.is_used = True
-            found = ta_read_p.bind(version.array, at.at, *masks, **at.params)
-        else:
-            found = rows.read(version, at.at, at.address)
-        return at.rows_of_part(found)
+        at = access.access(self.map, self.dtype, index, where, params) if self.is_buffer else None
+        return at and at.read(self.version())
 
     def updated(self, update: Update) -> "Part | None":
-        at = regions.place(self.region, self.dtype, update.index, update.where, update.params, is_update=True)
+        of = update.params
+        at = access.access(self.map, self.dtype, update.index, update.where, of, is_update=True)
         if at is None:
             return None
-        changed = update._replace(index=at.at, rows=at.rows_of_buffer(update.rows), where=at.where, params=at.params)
-        return Part(self.whole, self.region, (*self.changes, _Change(changed, self.region)))
+        changed = update._replace(index=at.index, rows=at.rows_of_buffer(update.rows), where=at.where, params=at.params)
+        changes = (*self.changes, _Change(changed, self.map))
+        return Part(self.whole, self.map, lambda: update.apply(self.array()), changes, fills=self.fills)
 
 
-def equation(eqn: Equation, operands: Sequence[Value], put: Region | None) -> list[Value] | None:
+def equation(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Value] | None:
     """Return the results of an equation that takes parts of a buffer or puts them together, None if they are arrays."""
     name = eqn.primitive.name
     if name in kinds.UPDATES:
-        return None if put is None else _replaced(eqn, operands, put)
-    parts = [_part(x) for x in operands] if name in _RULES else []
+        return _replaced(eqn, operands, step) if step.is_put else None
+    if name in READS:
+        return _read(eqn, operands, step)
+    parts = [_part(x) for x in operands if not _is_empty(x)] if name in _RULES else []
     found = [x for x in parts if x is not None]
     if not found or len(found) < len(parts) or any(x.whole is not found[0].whole for x in found):
         return None
-    made = _RULES[name](eqn, [x.region for x in found])
+    made = _RULES[name](eqn, [x.map for x in found])
     results = []
-    for region in made:
-        changes = None if region is None else _of_all(found)
-        if region is None or changes is None:
+    for k, m in enumerate(made):
+        changes = None if m is None else _of_all(found)
+        if m is None or changes is None:
             return None
-        results.append(Part(found[0].whole, region, changes).value())
+
+        def bound(k: int = k) -> Array:
+            out: Array = jaxprs.bind(eqn, as_written(operands))[k]
+            return out
+
+        results.append(Part(found[0].whole, m, bound, changes, fills=any(x.fills for x in found)).value())
     return results
 
 
-def _replaced(eqn: Equation, operands: Sequence[Value], put: Region) -> list[Value] | None:
+def _read(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Value] | None:
+    """Return the box that an equation reads as a part."""
+    buffer, box = _part(operands[0]), Box.of(eqn)
+    fills = box is not None and box.drops
+    if buffer is None or box is None or (fills and not step.drops) or not buffer.is_buffer:
+        return None
+    given = _with_note(eqn, operands)
+    m = box.map(buffer.map, step.known, box.at_run(operands, given, drops=step.drops))
+    if m is None:
+        return None
+    made = lambda: jaxprs.bind(eqn, as_written(operands))[0]  # noqa: E731
+    return [Part(buffer.whole, m, made, buffer.changes, fills=fills).value()]
+
+
+def _replaced(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Value] | None:
     """Replace a part of a buffer by what it has become."""
-    buffer, part = _part(operands[0]), _part(operands[_rows_of(eqn)])
-    if buffer is None or part is None or part.whole is not buffer.whole or part.region != put:
+    buffer, part, box = _part(operands[0]), _part(operands[_rows_of(eqn)]), Box.of(eqn)
+    if buffer is None or part is None or box is None or part.whole is not buffer.whole:
+        return None
+    given = _with_note(eqn, operands)
+    put = box.map(buffer.map, step.known, box.at_run(operands, given, drops=box.drops))
+    if put is None or not put.equals(part.map, boxes.puts_back):
         return None
     own = [x for x in buffer.changes if x not in part.changes]
     new = [x for x in part.changes if x not in buffer.changes]
     is_first = all(x is y for x, y in zip(buffer.changes, part.changes, strict=False) if x in part.changes)
-    if not is_first or not all(x.region.is_apart(put) for x in own) or not all(put.contains(x.region) for x in new):
+    if not is_first or not all(x.map.is_apart(put) for x in own):
         return None
-    return [Value.of_taken(Part(buffer.whole, buffer.region, (*buffer.changes, *new)))]
+    if not all(part.map.contains(x.map, boxes.is_same) for x in new):
+        return None
+    made = lambda: jaxprs.bind(eqn, as_written(operands))[0]  # noqa: E731
+    if box.drops and box.starts.keys() - step.known:
+        inside = box.is_in_range(operands[0].shape, given)
+        new = [_Change(x.update.where_true(inside), x.map) for x in new]
+    result = Part(buffer.whole, buffer.map, made, (*buffer.changes, *new), fills=buffer.fills).value()
+    result.became = result.became or "updates of the part that is put back"
+    return [result]
+
+
+def _with_note(eqn: Equation, operands: Sequence[Value]) -> list[Any]:
+    """Return the arrays of the operands that say where a box starts, at their places, with a note for `checkify`."""
+    first = 2 if eqn.primitive.name == "dynamic_update_slice" else 1
+    last = 2 if eqn.primitive.name in ("gather", *kinds.SCATTERS) else len(operands)
+    return [None] * first + noted(eqn, first, arrays(operands[first:last]))
 
 
 def _part(x: Value) -> Part | None:
@@ -368,8 +480,9 @@ def _part(x: Value) -> Part | None:
     is_buffer = x.is_given and not x.is_constant and x.view is None and x.part is None and x.guard is None
     if not is_buffer or not _may_be_taken(jax.typeof(x.array)):
         return None
-    x.whole = x.whole or Whole(x)
-    return Part(x.whole, Region.whole(x.shape))
+    x.whole = x.whole or (Whole(x), ())
+    whole, changes = x.whole
+    return Part(whole, Map.whole(x.shape), lambda: x.array, changes)
 
 
 def _of_all(parts: Sequence[Part]) -> tuple[_Change, ...] | None:
@@ -383,7 +496,7 @@ def _of_all(parts: Sequence[Part]) -> tuple[_Change, ...] | None:
     same = len(changes)
     for k, part in enumerate(parts):
         own = part.changes[same:]
-        if any(not x.region.is_apart(y.region) for x in own for j, y in enumerate(parts) if j != k):
+        if any(not x.map.is_apart(y.map) for x in own for j, y in enumerate(parts) if j != k):
             return None
         changes += own
     return tuple(changes)

@@ -18,7 +18,6 @@ from jax_tensorarray._in_place import (
     masks,
     parts,
     patterns,
-    regions,
     registers,
     rows,
     selects,
@@ -65,7 +64,7 @@ class Repair:
     def __init__(self, request: Request, *, in_loop: bool = False, active: Array | None = None) -> None:
         self.request, self.in_loop, self.active = request, in_loop, active
         #: See `parts.put_together`: variables of what is evaluated, and of what it inlines.
-        self.put_together: dict[Any, regions.Region | None] = {}
+        self.put_together: dict[Any, parts.Step] = {}
 
     def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
         """Return the outputs, given the inputs and perhaps what is known of other variables."""
@@ -192,12 +191,13 @@ class Repair:
         A rule removes from `added` the sums that it performs. Each other sum is left to its own equation.
         """
         if any(v in self.put_together for v in eqn.outvars):
-            taken = parts.equation(eqn, operands, self.put_together.get(eqn.outvars[0]))
+            taken = parts.equation(eqn, operands, self.put_together.get(eqn.outvars[0], parts.Step({})))
             if taken is not None:
                 return taken, None, ()
         wanted = set(added)
         results = self._repaired(eqn, operands, added)
         if not isinstance(results, Left):
+            views.note(eqn, operands, results)
             return results, None, wanted - set(added)
         if is_viewed and (viewed := views.view(eqn, operands)) is not None:
             return viewed, None, ()

@@ -17,17 +17,15 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jax_tensorarray import _gates
-from jax_tensorarray._in_place import indices
 from jax_tensorarray._in_place.noted import noted
-from jax_tensorarray._in_place.values import Left, Row, Update, Value, arrays
+from jax_tensorarray._in_place.values import Left, Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.add import ta_add_p
-from jax_tensorarray._ops.calls import box_along
 from jax_tensorarray._ops.max import ta_max_p
 from jax_tensorarray._ops.primitive import Params, is_packed, row_params
 from jax_tensorarray._ops.read import ta_read_p
-from jax_tensorarray._ops.starts import along_axes, in_range, joined, positions_of
+from jax_tensorarray._ops.starts import in_range, joined, positions_of
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import INT32_MAX, Equation
 
@@ -167,11 +165,6 @@ def box_address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[in
     return Address(shape, batch, first, shape[first:after], tuple(box), drops)
 
 
-def address_of(value: Value, taken: Sequence[int], starts: Sequence[int]) -> Address | Left:
-    """Return the address of an access in range that takes `taken` along each axis of a value."""
-    return box_address(jax.ShapeDtypeStruct(value.shape, value.dtype), taken, 0, starts, drops=False)
-
-
 # --- dynamic_slice and dynamic_update_slice ---------------------------------------------------------------------
 
 
@@ -194,7 +187,7 @@ def dynamic_slice(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Lef
     if len(starts) != len(taken):
         return Left()
     index = address.index_of(_starts(address, noted(eqn, 1, arrays(starts))))
-    return [_as_row(read(buffer, index, address).reshape(taken), buffer, index, address, starts[address.axis])]
+    return [Value(read(buffer, index, address).reshape(taken))]
 
 
 def _of_known_slice(aval: Any, taken: Sequence[int]) -> Address | Left:
@@ -257,8 +250,6 @@ def dynamic_update_slice(eqn: Equation, operands: Sequence[Value]) -> list[Value
     if len(starts) != len(address.shape):
         return Left()
     index = address.index_of(_starts(address, noted(eqn, 2, arrays(starts))))
-    if (put := _put_back(buffer, rows, index, address, starts[address.axis])) is not None:
-        return [put]
     update = Update(ta_write_p, index, _reshaped(rows, address.rows_shape(())), None, address.params)
     return [_updated(buffer, update._replace(is_window=True, is_zero=rows.sparse_updates == ()))]
 
@@ -276,9 +267,7 @@ def read(buffer: Value, index: Array, address: Address) -> Array:
     elif buffer.view is not None:
         if (rows := buffer.view.rows(index, address)) is not None:
             return rows
-        buffer.is_made_whole = True
-    if (found := _read_of_row(buffer, index, address)) is not None:
-        return found
+        buffer.is_made_whole = not buffer.view.is_made
     part, guard, shared = buffer.part, buffer.guard, buffer.shared
     if shared is not None and (axes := len(buffer.shape) - len(shared.shape)) <= address.batch:
         read_one = functools.partial(read, shared, address=address.in_example(axes))
@@ -313,83 +302,6 @@ def _updated(buffer: Value, update: Update, *, became: str = "") -> Value:
 def _writes_once(update: Update) -> bool:
     """Return whether rows are written, no two of them to one place, as is certain for a window."""
     return update.primitive is ta_write_p and update.is_window
-
-
-# --- a row that is read, updated and put back: `c.at[k].set(c[k].at[i].set(x))` ------------------------------------
-
-
-def _as_row(rows: Array, buffer: Value, index: Array, address: Address, start: Value | None) -> Value:
-    """Return what was read, and note it if that is one row of an array."""
-    value, is_array = Value(rows), buffer.taken is None and buffer.view is None
-    is_one = len(address.sizes) == 1 and not address.window and address.positions_of(index) == ()
-    if is_array and is_one and start is not None:
-        value.row = Row(buffer, address, index, start)
-    return value
-
-
-def of_row(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
-    """Add or remove axes of size 1 of a row."""
-    source, of = operands[0], eqn.outvars[0].aval
-    if source.row is None or len(operands) > 1 or not indices.differ_in_ones(source.shape, of.shape):
-        return Left()
-    value = Value(jaxprs.bind(eqn, arrays([source]))[0])
-    value.row = source.row
-    return [value]
-
-
-def _read_of_row(source: Value, index: Array, address: Address) -> Array | None:
-    """Read rows of a row from its buffer, so that nothing needs all of the row. None if they are read of the row.
-
-    That is so if it has been updated, or the buffer has been used: XLA would have to keep an older version of that.
-    """
-    row = source.row
-    if row is None or row.updates or row.address.drops or row.buffer.is_consumed or source.shape != row.shape:
-        return None
-    if address.axis != row.address.axis:
-        return None
-    batch, sizes = max(row.address.batch, address.batch), (*row.address.sizes, *address.sizes)
-    both = address._replace(shape=row.buffer.shape, batch=batch, sizes=sizes)
-    return read(row.buffer, _below(row.index, along_axes(index, len(address.sizes))), both)
-
-
-def _put_back(buffer: Value, source: Value, index: Array, address: Address, start: Value | None) -> Value | None:
-    """Return the buffer after the updates of a row of it, which is written in its place. None if it is another one."""
-    row = source.row
-    if row is None or row.buffer is not buffer or not row.updates or start is None:
-        return None
-    is_there = row.address._replace(drops=address.drops) == address and address.positions_of(index) == ()
-    drops, size = address.drops, address.sizes[0]
-    if not is_there or (row.address.drops and not drops):
-        return None
-    if not indices.is_same_row(row.start, start, size, drops=drops):
-        return None
-    for update in row.updates:
-        params = update.params
-        if params["batch_dims"] != address.axis or not params["whole"] or params["mode"] not in ("drop", "clip"):
-            return None
-    for update in row.updates:
-        buffer = _updated(buffer, _in_buffer(update, index, address), became="updates of the row that is put back")
-    return buffer
-
-
-def _in_buffer(update: Update, index: Array, address: Address) -> Update:
-    """Return an update of the row at an index as one of the buffer. If either may be left out, the other one clamps."""
-    params, count = update.params, update.params["index_dims"]
-    starts, drops = along_axes(update.index, count), params["mode"] == "drop"
-    if drops and not address.drops:
-        index = clamped(index, address.sizes[0] - 1)
-    if address.drops and not drops:
-        sizes = address.shape[address.after :][:count]
-        most = [n - k for n, k in zip(sizes, box_along(sizes, params["window"]), strict=True)]
-        starts = [clamped(x, last) for x, last in zip(starts, most, strict=True)]
-    mode = "drop" if drops or address.drops else "clip"
-    return update._replace(index=_below(index, starts), params={**params, "mode": mode, "index_dims": count + 1})
-
-
-def _below(index: Array, starts: Sequence[Array]) -> Array:
-    """Return the index of rows that start there in the row at an index."""
-    first = lax.expand_dims(index, range(index.ndim, starts[0].ndim))
-    return joined(jnp.broadcast_arrays(first, *starts))
 
 
 # --- gather and scatter ----------------------------------------------------------------------------------------
@@ -464,17 +376,18 @@ class _Gathered(NamedTuple):
         """Return the starts by axis."""
         return {int(d): indices[..., k] for k, d in enumerate(self.numbers.starts)}
 
-    def start(self, at: Value, order: Sequence[int]) -> Value | None:
-        """Return the start along the first of the axes along which it starts, None if axes are in another order."""
-        is_in_order = list(order) == sorted(order)
-        return indices.part(at, self.numbers.starts.index(self.address.axis)) if is_in_order else None
-
     def index_of(self, indices: Array) -> Array:
         """Return the index of the row op."""
         address = self.address
         if len(address.sizes) > 1 and self.numbers.starts == tuple(range(address.axis, address.after)):
             return address.over_axes(as_int32(indices, np.array(address.sizes)))
         return address.index_of(self.starts(indices))
+
+
+def drops(eqn: Equation) -> bool:
+    """Return whether a scatter leaves out rows that are out of range, or a gather fills them."""
+    mode, promised = eqn.params["mode"], lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return mode == lax.GatherScatterMode.FILL_OR_DROP or (mode == promised and eqn.primitive.name != "gather")
 
 
 def gathered(eqn: Equation) -> _Gathered | Left:
@@ -486,10 +399,7 @@ def gathered(eqn: Equation) -> _Gathered | Left:
         return Left()
     if mode == lax.GatherScatterMode.ONE_HOT or not jnp.issubdtype(indices.dtype, jnp.integer):
         return Left("one-hot")
-    drops = mode == lax.GatherScatterMode.FILL_OR_DROP or (
-        mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS and eqn.primitive.name != "gather"
-    )
-    address = box_address(buffer, taken, batch, numbers.starts, drops=drops)
+    address = box_address(buffer, taken, batch, numbers.starts, drops=drops(eqn))
     if isinstance(address, Left):
         return address
     count, size = math.prod(indices.shape[batch:-1]), math.prod(address.sizes)
@@ -520,7 +430,7 @@ def gather(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
         rows = jnp.where(inside, rows, jnp.asarray(eqn.params["fill_value"], rows.dtype))
     order = found.order(result.ndim)
     rows = jnp.transpose(rows, order)
-    return [_as_row(rows, buffer, index, address, found.start(operands[1], order))]
+    return [Value(rows)]
 
 
 def scatter(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
@@ -544,9 +454,6 @@ def scatter(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     index = found._replace(address=address).index_of(at)
     positions = at.shape[address.batch : -1]
     order = found.order(rows.ndim)
-    start = found.start(operands[1], order) if eqn.primitive.name == "scatter" else None
-    if (put := _put_back(buffer, updates, index, address, start)) is not None:
-        return [put]
     rows = jnp.transpose(rows, np.argsort(order).tolist())
     batch, axes = address.shape[: address.batch], address.shape[address.batch : address.axis]
     rest = address.rows_shape(())[address.axis :]
@@ -637,8 +544,6 @@ def why_left(eqn: Equation) -> Left | None:
 
 def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Broadcast a buffer to all examples of a batch, as `jax.vmap` does if both sides of a `cond` use it."""
-    if not isinstance(found := of_row(eqn, operands), Left):
-        return found
     of, dims, source = eqn.outvars[0].aval, eqn.params["broadcast_dimensions"], operands[0]
     axes = of.ndim - len(dims)
     is_shared = axes > 0 and tuple(dims) == tuple(range(axes, of.ndim)) and source.shape == of.shape[axes:]
@@ -649,8 +554,6 @@ def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | 
 
 RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | Left]] = {
     "broadcast_in_dim": broadcast_in_dim,
-    "reshape": of_row,
-    "squeeze": of_row,
     "slice": slice_,
     "pad": pad,
     "dynamic_slice": dynamic_slice,

@@ -13,7 +13,7 @@ from jax.extend.core import primitives as jax_primitives
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.primitive import Params
 from jax_tensorarray._ops.read import ta_read_p
-from jax_tensorarray._ops.starts import positions_of
+from jax_tensorarray._ops.starts import along_axes, joined, positions_of
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import Equation
 
@@ -51,6 +51,13 @@ class Update(NamedTuple):
         """Return the same update, masked to where `active` is true."""
         where = active.at_positions(self.index, self.params["index_dims"])
         return self._replace(where=where if self.where is None else where & self.where)
+
+    def where_true(self, condition: Array) -> "Update":
+        """Return the same update, left out in the examples `[*batch]` in which a condition does not hold."""
+        first, *others = along_axes(self.index, self.params["index_dims"])
+        condition = lax.expand_dims(condition, range(condition.ndim, first.ndim))
+        starts = jnp.broadcast_arrays(jnp.where(condition, first, -1), *others)
+        return self._replace(index=joined(starts), params={**self.params, "mode": "drop"})
 
     def repeated(self, shape: tuple[int, ...]) -> "Update":
         """Return the same update for examples along new first axes."""
@@ -103,21 +110,6 @@ class Part(NamedTuple):
     updates: tuple[Update, ...] = ()
 
 
-class Row(NamedTuple):
-    """One row of a buffer, which was read from it, and updated since."""
-
-    buffer: "Value"
-    address: Any  #: the `rows.Address` of the read; if that drops, this is another row where it is out of range
-    index: Any  #: an array
-    start: "Value"  #: the index as the program has it
-    updates: tuple[Update, ...] = ()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        shape, axis = self.buffer.shape, self.address.axis
-        return (*shape[:axis], *shape[axis + 1 :])
-
-
 class View(NamedTuple):
     """What an equation makes of its operands, one for one or in another layout."""
 
@@ -125,6 +117,7 @@ class View(NamedTuple):
     operands: "tuple[Value, ...]"
     shape: tuple[int, ...]
     rows: Callable[..., Array | None]  #: returns the rows of an index at an address, or None
+    is_made: bool = False  #: whether it is an array anyway: one box of the operand
 
     @property
     def dtype(self) -> Any:
@@ -163,10 +156,9 @@ class Value:
         differs_where: a mask; where that is false this equals `before`. None if `update` says where.
         pattern: how its elements depend on their place, see `patterns`; None if nothing is known.
         taken: the part of a buffer that it is, if that is put back into the buffer later; else None.
-        whole: the buffer that it is, if parts of it are taken; else None.
+        whole: the buffer that it is a version of, if parts of it are taken, and its changes; else None.
         view: the equation that it is a view of, if it is one whose rows are those of its operands; else None.
         carried_from: the value that a loop started from, if this is what it has carried to its end; else None.
-        row: the row of a buffer that it is, perhaps with more axes of size 1; else None.
         made_by: the equation that made it in this step, see `indices`; None if it was given.
         is_consumed: whether anything but reads of rows has used it.
         is_used: whether anything but the next update uses it.
@@ -197,7 +189,6 @@ class Value:
         "part",
         "pattern",
         "repeated",
-        "row",
         "shared",
         "sparse_updates",
         "stopped",
@@ -227,12 +218,11 @@ class Value:
         self._array: Any = array if self.literal is None else np.asarray(array, jnp.result_type(array))
         self.view: View | None = None
         self.taken: Taken | None = None
-        self.whole: Any = None  # a `parts.Whole`
+        self.whole: Any = None  # a `parts.Whole`, and the changes of this version
         self.before, self.update, self.sparse_updates = before, update, sparse_updates
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
         self.differs_where = differs_where
         self.carried_from: Value | None = None
-        self.row: Row | None = None
         self.made_by: Any = None  # an `indices.Made`
         self.pattern: Any = None
         self.is_used = self.is_new = self.is_ones = self.is_constant = self.is_made_whole = False
@@ -314,10 +304,7 @@ class Value:
             value = Value.of_taken(taken, before=self, update=update)
             value.became = became
             return value
-        value = Value(update.apply(self.array), before=self, update=update, became=became)
-        if self.row is not None and self.shape == self.row.shape:
-            value.row = self.row._replace(updates=(*self.row.updates, update))
-        return value
+        return Value(update.apply(self.array), before=self, update=update, became=became)
 
     def versions(self) -> "Iterator[Value]":
         """Yield this version and all before it, newest first."""

@@ -13,19 +13,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat, _gates
-from jax_tensorarray._in_place import explained, patterns, rows, selects
+from jax_tensorarray._in_place import access, explained, patterns, rows, selects
+from jax_tensorarray._in_place.boxes import Box
+from jax_tensorarray._in_place.maps import Map
 from jax_tensorarray._in_place.rows import Address
 from jax_tensorarray._in_place.values import Left, Value, View, arrays, as_written
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import CHEAP, ELEMENTWISE, LAYOUT, READS
-from jax_tensorarray._ops.starts import along_axes
-from jax_tensorarray._types import INT32_MAX, Equation
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -67,7 +67,7 @@ def _uses(jaxpr: Jaxpr, masks: frozenset[Any]) -> tuple[frozenset[Any], frozense
             by_rows, as_whole = eqn.invars[1:], []
         elif name == "dot_general" and patterns.is_of_integers(eqn) and any(map(is_mask, eqn.invars)):
             by_rows, as_whole = [v for v in eqn.invars if not is_mask(v)], []
-        elif name in ELEMENTWISE and eqn.outvars[0] in whole:
+        elif (name in ELEMENTWISE or name == "squeeze") and eqn.outvars[0] in whole:
             found.discard(eqn.outvars[0])
         elif (name in ELEMENTWISE or name in LAYOUT) and eqn.outvars[0] in found:
             by_rows, as_whole = eqn.invars, eqn.invars if eqn.outvars[0] in whole else []
@@ -88,17 +88,23 @@ def view(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:
 
 def _view(eqn: Equation, operands: Sequence[Value], shape: tuple[int, ...] | None = None) -> Value:
     def read(index: Array, address: Address) -> Array | None:
-        if eqn.primitive.name == "transpose":
-            return _of_transposed(operands[0], eqn.params["permutation"], index, address)
-        if eqn.primitive.name == "reshape":
-            return _of_reshaped(operands[0], index, address)
-        if eqn.primitive.name == "broadcast_in_dim":
-            return of_repeated(operands[0], eqn.params["broadcast_dimensions"], index, address)
+        if eqn.primitive.name in LAYOUT:
+            m = _layout(eqn, Map.whole(operands[0].shape))
+            return m and through(operands[0], m, index, address)
         found = [_part(x, index, address) for x in operands]
         present = [x for x in found if x is not None]
         return jaxprs.bind(eqn, present)[0] if len(present) == len(found) else None
 
     return Value.of_view(View(eqn, tuple(operands), shape or eqn.outvars[0].aval.shape, read))
+
+
+def _layout(eqn: Equation, m: Map) -> Map | None:
+    of = eqn.outvars[0].aval.shape
+    if eqn.primitive.name == "transpose":
+        return m.transposed(eqn.params["permutation"])
+    if eqn.primitive.name in ("reshape", "squeeze"):
+        return m.reshaped(of)
+    return m.repeated(of, eqn.params["broadcast_dimensions"])
 
 
 def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
@@ -117,80 +123,38 @@ def _part(x: Value, index: Array, address: Address) -> Array | None:
         return lax.broadcast_in_dim(source, shape, range(source.ndim))
     if x.shape == address.shape:
         return rows.read(x, index, address)
-    return of_repeated(x, range(len(x.shape)), index, address)
+    return of_repeated(x, index, address)
 
 
-def _of_transposed(source: Value, permutation: Sequence[int], index: Array, address: Address) -> Array | None:
-    dims = [permutation.index(k) for k in range(len(permutation))]
-    box = None if address.batch else _box(source, dims, index, address)
-    if box is None:
-        return None
-    positions = box.ndim - len(dims)
-    return _as_rows(jnp.transpose(box, [*range(positions), *(positions + k for k in permutation)]), address)
+def through(source: Value, m: Map, index: Array, address: Address) -> Array | None:
+    """Return rows of a view of a value, None if they are no rows of it."""
+    at = access.access(m, source.dtype, index, None, address.params_of_read)
+    return at and at.read(source)
 
 
-def _box(source: Value, dims: Sequence[int], index: Array, address: Address) -> Array | None:
-    """Return the part `[*I, *box]` of an array that belongs to the rows of an index `[..., *I]`.
+def of_repeated(source: Value, index: Array, address: Address) -> Array | None:
+    """Return the rows of what repeats an array along its axes of size 1."""
+    return through(source, Map.whole(source.shape).repeated(address.shape, range(len(source.shape))), index, address)
 
-    Axis k of the array is axis `dims[k]` of the view, or has one element to be repeated.
+
+def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value]) -> None:
+    """Note which box of a buffer has been read, so that rows of the box are read of the buffer.
+
+    Then nothing needs all of the box. If the buffer has been updated since, rows are read of the box: XLA would have to
+    keep an older version of the buffer.
     """
-    starts = dict(enumerate(along_axes(index[(0,) * address.axis], len(address.sizes)), address.axis))
-    shape, positions = source.shape, starts[address.axis].shape
-    taken = dict(enumerate(address.taken, address.axis))
-    box = [taken.get(d, n) if n == address.shape[d] else n for n, d in zip(shape, dims, strict=True)]
-    if box == list(shape):
-        (array,) = arrays([source])
-        return lax.broadcast_in_dim(array, (*positions, *shape), range(len(positions), len(positions) + len(shape)))
-    own_starts = {k: starts[d] for k, d in enumerate(dims) if d in starts}
-    own = rows.address_of(source, box, list(own_starts))
-    if isinstance(own, Left):
-        return None
-    found = rows.read(source, own.index_of(own_starts), own)
-    return own.positions_first(found, len(positions)).reshape(*positions, *box)
+    source = operands[0]
+    is_array = source.taken is None and (source.view is None or source.view.is_made)
+    box = Box.of(eqn) if eqn.primitive.name in READS and is_array and results[0].view is None else None
+    if box is None or box.drops or not box.starts or results[0].taken is not None:
+        return
 
+    def read(index: Array, address: Address) -> Array | None:
+        start = box.at_run(operands, [x.array for x in operands], drops=False)
+        m = None if source.is_consumed else box.map(Map.whole(source.shape), {}, start)
+        return m and through(source, m, index, address)
 
-def _as_rows(box: Array, address: Address) -> Array:
-    """Reorder `[*I, *box]` to the rows of an index."""
-    positions = box.shape[: box.ndim - len(address.shape)]
-    ordered = box.reshape(*positions, *address.rows_shape(()))
-    return address.positions_behind(ordered, len(positions))
-
-
-def _of_reshaped(source: Value, index: Array, address: Address) -> Array | None:
-    if address.batch or address.axis or len(address.sizes) != 1 or not _has_rows(source):
-        return None
-    size, shape = math.prod(address.shape[1:]), source.shape
-    many = math.prod(address.window)
-    for axes in range(1, len(shape) + 1):
-        each = math.prod(shape[axes:])
-        fits = each and size % each == 0 and math.prod(shape[:axes]) <= INT32_MAX
-        # Of several axes a window may not go on in the next row of the last one.
-        if fits and (axes == 1 or (shape[axes - 1] % (size // each) == 0 and not address.window)):
-            break
-    else:
-        return None
-    window = () if size == each and not address.window else (size // each * many,)
-    own = Address(shape, 0, 0, shape[:axes], window, drops=False)
-    starts, rest = {}, rows.clamped(index, address.shape[0] - many) * np.int32(size // each)
-    for axis in reversed(range(1, axes)):
-        starts[axis], rest = lax.rem(rest, np.int32(shape[axis])), lax.div(rest, np.int32(shape[axis]))
-    found = rows.read(source, own.index_of(starts | {0: rest}), own)
-    return found.reshape(address.rows_shape(index.shape))
-
-
-def of_repeated(source: Value, dims: Sequence[int], index: Array, address: Address) -> Array | None:
-    """Return the rows of what repeats an array, whose axis k is its axis `dims[k]`. None if examples have their own."""
-    box = None if address.batch else _box(source, dims, index, address)
-    if box is None:
-        return None
-    positions = box.ndim - len(dims)
-    taken = [*address.shape[: address.axis], *address.taken, *address.shape[address.after :]]
-    whole = (*box.shape[:positions], *taken)
-    return _as_rows(lax.broadcast_in_dim(box, whole, [*range(positions), *(positions + d for d in dims)]), address)
-
-
-def _has_rows(x: Value) -> bool:
-    return rows.has_rows(jax.ShapeDtypeStruct(x.shape, x.dtype))
+    results[0].view = View(eqn, tuple(operands), results[0].shape, read, is_made=True)
 
 
 def invariant(jaxpr: Jaxpr, known: Mapping[Any, Value]) -> dict[Any, Value]:

@@ -34,7 +34,7 @@ PASSES_ON = frozenset(("name", "ta_noted"))
 LOGIC = frozenset(("and", "or", "not", "xor", "eq", "ne"))
 
 #: The same elements in another shape, or repeated.
-LAYOUT = frozenset(("broadcast_in_dim", "reshape", "transpose"))
+LAYOUT = frozenset(("broadcast_in_dim", "reshape", "squeeze", "transpose"))
 
 #: An array filled with one number, as many programs make for each of their buffers.
 FILLS = frozenset(("broadcast_in_dim", "convert_element_type", "iota"))

@@ -3,6 +3,7 @@
 Plain JAX copies the buffer in more than half of them.
 """
 
+import math
 import random
 
 import jax
@@ -50,6 +51,57 @@ PARTS = (
     ("[{b}[j[0]]]", "{b}.at[j[0]].set({0})"),
     ("[{b}[:, j[1] % SIZE]]", "{b}.at[:, j[1] % SIZE].set({0})"),
 )
+
+
+def lens(choose, shape):
+    """A random view of an array `{b}`: how it is taken, how it is put back as `{x}`, and its shape."""
+    d, n = choose.randrange(len(shape)), len(shape)
+    size, rows = shape[d], ":, " * d
+    order = choose.sample(range(n), n)
+    back = tuple(order.index(k) for k in range(n))
+    low, shift, half = choose.randrange(size // 2 + 1), choose.randrange(1, size + 1), size // 2
+    high = choose.randint(low + (size + 1) // 2, size)
+    without, with_ = (*shape[:d], *shape[d + 1 :]), (*shape[:d], 1, *shape[d:])
+    forms = [
+        (f"{{b}}.transpose{tuple(order)}", f"{{x}}.transpose{back}", tuple(shape[k] for k in order)),
+        (f"jnp.expand_dims({{b}}, {d})", f"jnp.squeeze({{x}}, {d})", with_),
+        (
+            f"{{b}}[{rows}{low}:{high}]",
+            f"{{b}}.at[{rows}{low}:{high}].set({{x}})",
+            (*shape[:d], high - low, *shape[d + 1 :]),
+        ),
+        (f"jnp.roll({{b}}, {shift}, {d})", f"jnp.roll({{x}}, -{shift}, {d})", shape),
+        (f"jnp.flip({{b}}, {d})", f"jnp.flip({{x}}, {d})", shape),
+    ]
+    if size % 2 == 0:
+        k, parts = choose.randrange(2), ["jnp.split({b}, 2, AXIS)[0]", "jnp.split({b}, 2, AXIS)[1]"]
+        put = ", ".join("{x}" if j == k else parts[j] for j in range(2))
+        half_of = (*shape[:d], half, *shape[d + 1 :])
+        forms.append(
+            (parts[k].replace("AXIS", str(d)), f"jnp.concatenate([{put}], {d})".replace("AXIS", str(d)), half_of)
+        )
+        split = (*shape[:d], 2, half, *shape[d + 1 :])
+        forms.append((f"{{b}}.reshape{split}", f"{{x}}.reshape({shape})", split))
+    if n > 1 and size > 1:
+        place = choose.choice([str(choose.randrange(size)), f"j[1] % {size}", "j[0]", f"i % {size}"])
+        forms.append((f"{{b}}[{rows}{place}]", f"{{b}}.at[{rows}{place}].set({{x}})", without))
+        row = f"lax.dynamic_index_in_dim({{b}}, {place}, {d}, keepdims=False)"
+        forms.append((row, f"lax.dynamic_update_index_in_dim({{b}}, {{x}}, {place}, {d})", without))
+    return choose.choice(forms)
+
+
+def chain(choose, shape):
+    """A random chain of views of an array, so that a view has more than a row."""
+    while True:
+        found, last = [], shape
+        for _ in range(choose.randint(2, 4)):
+            take, put, last = lens(choose, last)
+            found.append((take, put))
+        if math.prod(last) >= 64 and max(last) >= 16:
+            break
+    if choose.random() < 0.2:  # a slice of that is no product of slices
+        return [*found, ("{b}.reshape(-1)", f"{{x}}.reshape({last})")], 0
+    return found, last.index(max(last))
 
 
 class Step:
@@ -117,6 +169,9 @@ class Step:
 
     def update_parts(self, version):
         """Update some parts of a buffer, each at a place that may be out of its range."""
+        if self.parts and self.choose.random() < 0.5:
+            self.update_view(version)
+            return
         take, put = self.choose.choice(PARTS)
         names = [f"p{version}_{k}" for k in range(sum(f"{{{k}}}" in put for k in range(3)))]
         self.lines.append(f"{', '.join(names)}, = {take.format(b=f'b{version}')}")
@@ -132,6 +187,25 @@ class Step:
                     self.lines.append(f"r{len(self.rows)} = jnp.resize({name}[{self.choose.choice(PLACES)}], SIZE)")
                     self.rows.append(f"r{len(self.rows)}")
         self.lines.append(f"b{version + 1} = {put.format(*names, b=f'b{version}')}")
+
+    def update_view(self, version):
+        """Update a row of a buffer that is seen through a chain of views, and put the views back."""
+        found, axis = chain(self.choose, (ROWS, SIZE))
+        names = [f"b{version}", *(f"v{version}_{k}" for k in range(len(found)))]
+        for (take, _), old, new in zip(found, names, names[1:], strict=False):
+            self.lines.append(f"{new} = {take.format(b=old)}")
+        view, by, place = names[-1], self.choose.choice(["set", "add", "max"]), self.choose.choice(PLACES)
+        row = f"{view}.take({place} % {view}.shape[{axis}], {axis}, mode='clip')"
+        if self.choose.random() < 0.5:
+            self.lines.append(f"r{len(self.rows)} = jnp.resize({row}, SIZE)")
+            self.rows.append(f"r{len(self.rows)}")
+        at = ":, " * axis + self.choose.choice(PLACES)
+        scale = f"jnp.cos(jnp.arange({view}.size // {view}.shape[{axis}]))"
+        rows = f"{scale}.reshape({view}.take(0, {axis}).shape)"
+        self.lines.append(f"{view} = {view}.at[{at}].{by}(jnp.sum({self.term()}) * {rows})")
+        for (_, put), old, new in reversed(list(zip(found, names, names[1:], strict=False))):
+            result = f"b{version + 1}" if old == names[0] else old
+            self.lines.append(f"{result} = {put.format(b=old, x=new)}")
 
     def function(self):
         used = [row for row in self.rows if self.choose.random() < 0.3]
@@ -164,7 +238,7 @@ def copies(program, buffer):
     [
         *((k, "") for k in range(24)),
         *((k, "moves") for k in range(12)),
-        *((k, "parts") for k in range(16)),
+        *((k, "parts") for k in range(30)),
         *((k, "mapped") for k in range(8)),
         *((k, "several") for k in range(8)),
     ],

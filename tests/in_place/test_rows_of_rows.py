@@ -165,5 +165,5 @@ def test_time_grows_with_the_steps(order):
 
 def test_explain_says_what_becomes_of_the_row():
     text = str(doctor.explain(loop(CASES["set"]))(*arguments()))
-    assert "updates of the row that is put back" in text
+    assert "updates of the part that is put back" in text
     assert "Not rewritten: none" in text

@@ -756,3 +756,15 @@ def test_a_buffer_that_takes_the_place_of_one_made_anew_is_kept():
 
     ours, wanted = (jit(jax.grad(functools.partial(f, residuals=kept)))(0.3) for kept in ("undo", "tape"))
     assert_same(ours, wanted)
+
+
+def test_explain_asks_a_loop_with_a_strategy_of_its_own():
+    def f(x, residuals):
+        return fori_loop(0, 1000, lambda i, x: jnp.sin(x), x, residuals=residuals)
+
+    x = jnp.ones(64)
+    kept = [explain(lambda x, s=s: f(x, s))(x)[0] for s in (Auto(memory=10**6), Auto(memory=10**5), Checkpoint(9))]
+    assert [choice.residuals for choice in kept] == ["tape", "checkpoint", "Checkpoint"]
+    sizes = [jax.jit(jax.grad(lambda x, m=m: jnp.sum(f(x, Auto(memory=m))))).lower(x).compile() for m in (10**6, 10**5)]
+    tape, checkpoints = (program.memory_analysis().temp_size_in_bytes for program in sizes)
+    assert checkpoints < 0.5 * tape

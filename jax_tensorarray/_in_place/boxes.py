@@ -1,0 +1,123 @@
+"""The one box that an equation reads or replaces: `lax.dynamic_slice`, `lax.dynamic_update_slice`, a gather, a scatter.
+
+Along each axis the box starts at a number that is known while tracing, or at one of the run. Two numbers of the run are
+the same if equal equations make them.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tensorarray._in_place import indices, rows
+from jax_tensorarray._in_place.maps import Map, Start
+from jax_tensorarray._in_place.values import Value
+from jax_tensorarray._types import Equation
+
+Array = jax.Array
+
+
+class Box(NamedTuple):
+    """A box of a buffer: its sizes, and which operands say where it starts."""
+
+    sizes: tuple[int, ...]
+    starts: Mapping[int, tuple[int, int | None]]  #: by axis the operand, and which element of its last axis
+    shape: tuple[int, ...]  #: of what is read or put there
+    batch: int  #: the number of leading axes whose examples have starts of their own
+    drops: bool  #: whether a box that is out of range is left out, or has a fill value
+
+    @classmethod
+    def of(cls, eqn: Equation) -> "Box | None":
+        """Return the box, None if there are several, or the examples of a batch are not its first axes."""
+        name, buffer = eqn.primitive.name, eqn.invars[0].aval
+        starts: Mapping[int, tuple[int, int | None]]
+        if name in ("dynamic_slice", "dynamic_update_slice"):
+            first = 1 if name == "dynamic_slice" else 2
+            of_rows = (eqn.outvars[0] if first == 1 else eqn.invars[1]).aval.shape
+            starts = {d: (first + d, None) for d, n in enumerate(buffer.shape) if of_rows[d] != n}
+            return cls(of_rows, starts, of_rows, 0, False) if len(eqn.invars) == first + buffer.ndim else None
+        numbers, taken, at, mode = rows.numbers_of(eqn), rows.taken_by(eqn), eqn.invars[1].aval, eqn.params["mode"]
+        batch, of_rows = len(numbers.batch), (eqn.outvars[0] if name == "gather" else eqn.invars[2]).aval.shape
+        is_batch = numbers.batch == numbers.batch_of_indices == tuple(range(batch))
+        is_in_order = tuple(numbers.offset) == tuple(range(len(of_rows) - len(numbers.offset), len(of_rows)))
+        if not is_batch or not is_in_order or any(n != 1 for n in at.shape[batch:-1]):
+            return None
+        if not jnp.issubdtype(at.dtype, jnp.integer) or mode == lax.GatherScatterMode.ONE_HOT:
+            return None
+        sizes = tuple(n if d < batch else taken[d] for d, n in enumerate(buffer.shape))
+        starts = {int(d): (1, k) for k, d in enumerate(numbers.starts) if sizes[d] != buffer.shape[d]}
+        return cls(sizes, starts, of_rows, batch, rows.drops(eqn))
+
+    def map(self, m: Map, known: Mapping[int, int], start: Callable[[int, int], Start]) -> Map | None:
+        """Return the box of a view.
+
+        Some starts are known. `start` maps each other axis, and the last number in range, to a number of the run.
+        """
+        last = [n - size for n, size in zip(m.shape, self.sizes, strict=True)]
+        if any(not 0 <= x <= last[d] for d, x in known.items()):
+            return None
+        starts: list[Any] = [known.get(d, 0) for d in range(len(last))]
+        for d in self.starts:
+            starts[d] = known[d] if d in known else start(d, last[d])
+        found = m.sliced(starts, self.sizes)
+        return found and found.reshaped(self.shape)
+
+    def at_run(self, operands: Sequence[Value], given: Sequence[Array], *, drops: bool) -> Callable[[int, int], Start]:
+        """Return the function to the number of the run at which the box starts along an axis.
+
+        `given` are the arrays of the operands.
+        """
+
+        def start(d: int, last: int) -> Start:
+            k, part = self.starts[d]
+            size, number = operands[0].shape[d], operands[k] if part is None else indices.part(operands[k], part)
+            own = Number(operands[k], part, size) if number is None else Number(number, None, size)
+            return Start(own, rows.clamped(self._start(operands[0].shape, given, d), last), drops=drops)
+
+        return start
+
+    def is_in_range(self, shape: Sequence[int], given: Sequence[Array]) -> Array:
+        """Return where the box is in range of a buffer of that shape, `[*batch]`."""
+        starts = [self._start(shape, given, d) for d in self.starts]
+        last = [shape[d] - self.sizes[d] for d in self.starts]
+        found = [(at >= 0) & (at <= np.int32(n)) for at, n in zip(starts, last, strict=True)]
+        return functools.reduce(operator.and_, found)
+
+    def _start(self, shape: Sequence[int], given: Sequence[Array], axis: int) -> Array:
+        """Return where the program starts the box along an axis."""
+        k, part = self.starts[axis]
+        at = jnp.asarray(given[k] if part is None else given[k][..., part])
+        return rows.as_int32(at.reshape(shape[: self.batch]), shape[axis])
+
+
+class Number(NamedTuple):
+    """Where a box starts along an axis of that size, as the program says it."""
+
+    value: Value
+    part: int | None  #: which of several numbers along its last axis
+    size: int
+
+
+def is_same(a: Start, b: Start, size: int) -> bool:
+    """Return whether two starts are certainly the same, and updates there are left out in the same cases."""
+    return a.drops == b.drops and _is_same(a.number, b.number, drops=False)
+
+
+def puts_back(put: Start, read: Start, size: int) -> bool:
+    """Return whether a part that was read at one start is certainly put back there, or left out."""
+    return put.drops == read.drops and _is_same(read.number, put.number, drops=put.drops)
+
+
+def _is_same(a: Any, b: Any, *, drops: bool) -> bool:
+    if isinstance(a, Number) and isinstance(b, Number):
+        if a.part is None and b.part is None and a.size == b.size:
+            return indices.is_same_row(a.value, b.value, a.size, drops=drops)
+        return a[1:] == b[1:] and indices.is_same(a.value, b.value)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(_is_same(x, y, drops=drops) for x, y in zip(a, b, strict=True))
+    return bool(a == b)

@@ -1,0 +1,343 @@
+"""Views of a buffer as index maps: `b[40:].reshape(2, 30, 8)[1].T` is `b` seen through a map.
+
+A map says which element of the buffer each element of a view is. Slices, strides, reversals, rotations,
+transpositions, reshapes, concatenations and rows at computed places of a view are maps again, so a chain of them is one
+map. The axes of a view consist of digits, as in a mixed-radix number. Along each axis of the buffer, the index is a
+table with one axis per digit. In the example, where `b` has the shape `(100, 8)`:
+
+    digits: 0 has 8 values, 1 has 30        axes of the view: (0,), (1,)
+    row of b: table[digit 1] = 70 + digit 1        column of b: table[digit 0] = digit 0
+
+A digit may start at a number of the run, such as `k` in `b[k]` or `lax.dynamic_slice(b, (k, 0), (5, 8))`. The table
+then has all values that the digit could take. XLA's `IndexingMap`, TVM's `iter_affine_map` and the index functions of
+Futhark are relatives.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax import lax
+
+
+class Start(NamedTuple):
+    """A number of the run at which a digit starts."""
+
+    number: Any  #: tells it from others: nested tuples that end in what `equals` compares
+    value: Any = None  #: the number in range, `[*batch]` of int32; None while only places are compared
+    made_by: Any = None  #: the variable of the box, while only places are compared
+    drops: bool = False  #: whether the part is put back by an update that is left out if it is out of range
+
+    def moved(self, by: int, *, factor: int = 1) -> "Start":
+        """Return `by + factor * start`."""
+        value = None if self.value is None else np.int32(by) + np.int32(factor) * self.value
+        return self._replace(number=("moved", self.number, by, factor), value=value)
+
+    def digit(self, low: int, size: int) -> "Start":
+        """Return the digit of this size that counts by `low`."""
+        value = self.value
+        if value is not None:
+            value = lax.rem(lax.div(value, np.int32(low)), np.int32(size))
+        return self._replace(number=("digit", self.number, low, size), value=value)
+
+
+class Digit(NamedTuple):
+    """A digit with `size` values, of which a view has `count`: all, or those from a start on."""
+
+    size: int
+    seen: int
+    start: Start | None = None
+
+
+class Along(NamedTuple):
+    """The index along one axis of the buffer: a table with an axis for each of these digits."""
+
+    digits: tuple[int, ...]
+    table: Any
+
+
+def _is_same_number(a: Start, b: Start, size: int) -> bool:
+    return bool(a.number == b.number)
+
+
+class Map(NamedTuple):
+    """A view of a buffer of this shape. Digits are numbered as the axes have them; those of one row come last."""
+
+    buffer: tuple[int, ...]
+    digits: tuple[Digit, ...]
+    axes: tuple[tuple[int, ...], ...]  #: the digits of each axis of the view, the highest first
+    along: tuple[Along, ...]
+
+    @classmethod
+    @functools.lru_cache(maxsize=256)
+    def whole(cls, shape: tuple[int, ...]) -> "Map":
+        """Return the map of the buffer itself."""
+        digits = tuple(Digit(n, n) for n in shape)
+        along = tuple(Along((d,), np.arange(n, dtype=np.int32)) for d, n in enumerate(shape))
+        return cls(shape, digits, tuple((d,) for d in range(len(shape))), along).normalized()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(math.prod(self.digits[d].seen for d in keys) for keys in self.axes)
+
+    @property
+    def starts(self) -> list[Start]:
+        """The numbers of the run that it depends on."""
+        return [digit.start for digit in self.digits if digit.start is not None]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the map of the buffer itself."""
+        return self.shape == self.buffer and all(map(self.is_axis, range(len(self.buffer)), range(len(self.buffer))))
+
+    def is_axis(self, axis: int, of_buffer: int) -> bool:
+        """Return whether an axis of the view is that axis of the buffer, all of it and in order."""
+        keys, (digits, table) = self.axes[axis], self.along[of_buffer]
+        is_static = all(self.digits[d].start is None for d in keys)
+        return keys == digits and is_static and np.array_equal(table.ravel(), np.arange(self.buffer[of_buffer]))
+
+    def equals(self, other: "Map", is_same: Callable[[Start, Start, int], bool] = _is_same_number) -> bool:
+        """Return whether it is certain that two maps are the same. `is_same` compares starts of digits of a size."""
+        if (self.buffer, self.axes) != (other.buffer, other.axes) or len(self.digits) != len(other.digits):
+            return False
+        for a, b in zip(self.digits, other.digits, strict=True):
+            if a[:2] != b[:2] or (a.start is None) != (b.start is None):
+                return False
+            if a.start is not None and b.start is not None and not is_same(a.start, b.start, a.size):
+                return False
+        pairs = zip(self.along, other.along, strict=True)
+        return all(a.digits == b.digits and np.array_equal(a.table, b.table) for a, b in pairs)
+
+    # --- views ---
+
+    def normalized(self) -> "Map":
+        """Return the same map with as few digits as possible, numbered in order."""
+        digits, axes = list(self.digits), [list(keys) for keys in self.axes]
+        along = [(list(keys), table) for keys, table in self.along]
+        owner = {d: a for a, (keys, _) in enumerate(along) for d in keys}
+        for a, (keys, table) in enumerate(along):
+            single = [k for k, d in enumerate(keys) if digits[d].size == 1]
+            along[a] = ([d for k, d in enumerate(keys) if k not in single], table.squeeze(tuple(single)))
+        for keys in axes:
+            kept: list[int] = []
+            for d in (d for d in keys if digits[d].seen > 1):
+                high = kept[-1] if kept else d
+                are_static = digits[high].start is None and digits[d].start is None
+                if kept and are_static and owner.get(high) == owner.get(d):
+                    kept.pop()
+                    if d in owner:
+                        own, table = along[owner[d]]
+                        table = np.moveaxis(table, [own.index(high), own.index(d)], [-2, -1])
+                        own = [*(x for x in own if x not in (high, d)), d]
+                        along[owner[d]] = own, table.reshape(*table.shape[:-2], -1)
+                    size = digits[high].size * digits[d].size
+                    digits[d] = Digit(size, size)
+                kept.append(d)
+            keys[:] = kept
+        shown = [d for keys in axes for d in keys]
+        order = [*shown, *(d for own, _ in along for d in sorted(own) if d not in shown)]
+        number = {d: k for k, d in enumerate(order)}
+        sorted_along = []
+        for own, table in along:
+            places = sorted(range(len(own)), key=lambda k, own=own: number[own[k]])  # type: ignore[misc]
+            sorted_along.append(Along(tuple(number[own[k]] for k in places), table.transpose(places)))
+        of_axes = tuple(tuple(number[d] for d in keys) for keys in axes)
+        return Map(self.buffer, tuple(digits[d] for d in order), of_axes, tuple(sorted_along))
+
+    def owner(self, digit: int) -> int | None:
+        return next((a for a, own in enumerate(self.along) if digit in own.digits), None)
+
+    def _with_table(self, digit: int, change: Callable[[np.ndarray], np.ndarray]) -> "tuple[Along, ...]":
+        """Return the indices after a change of the table whose first axis is the digit."""
+
+        def changed(own: Along) -> Along:
+            if digit not in own.digits:
+                return own
+            k = own.digits.index(digit)
+            return own._replace(table=np.moveaxis(change(np.moveaxis(own.table, k, 0)), 0, k))
+
+        return tuple(map(changed, self.along))
+
+    def narrowed(self, digit: int, values: slice) -> "Map":
+        """Return the view of some values of a digit."""
+        digits, size = list(self.digits), len(range(*values.indices(self.digits[digit].size)))
+        digits[digit] = Digit(size, size)
+        return self._replace(digits=tuple(digits), along=self._with_table(digit, lambda table: table[values]))
+
+    def _started(self, digit: int, count: int, start: Start) -> "Map":
+        digits = list(self.digits)
+        digits[digit] = digits[digit]._replace(seen=count, start=start)
+        return self._replace(digits=tuple(digits))
+
+    def sliced(
+        self, starts: Sequence[int | Start], sizes: Sequence[int], strides: Sequence[int] | None = None
+    ) -> "Map | None":
+        """Return the map of a slice, None if it has none. A start is known while tracing, or a number of the run."""
+        if 0 in sizes:
+            return None
+        found: Map | None = self
+        for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            step = 1 if strides is None else strides[axis]
+            if found is None:
+                return None
+            if size != self.shape[axis]:
+                at = found._at_run if isinstance(start, Start) else found._at_known
+                found = at(found.axes[axis], start, size, step)
+        return found and found.normalized()
+
+    def _at_known(self, keys: Sequence[int], start: Any, size: int, step: int) -> "Map | None":
+        found = self
+        for k, d in enumerate(keys):
+            each = math.prod(self.digits[low].seen for low in keys[k + 1 :])
+            (high, start), digit = divmod(start, each), self.digits[d]
+            is_last, is_one = k == len(keys) - 1, start + size <= each
+            if not is_last and not is_one and (start or size % each or step > 1):
+                return None
+            count = size if is_last else 1 if is_one else size // each
+            if digit.start is None:
+                found = found.narrowed(d, slice(high, high + (count - 1) * step + 1, step if is_last else 1))
+            elif step > 1:
+                return None
+            else:
+                found = found._started(d, count, digit.start.moved(high))
+            if is_last or not is_one:
+                return found
+        return None
+
+    def _at_run(self, keys: Sequence[int], start: Any, size: int, step: int) -> "Map | None":
+        if step > 1 or (size > 1 and len(keys) > 1) or any(self.digits[d].start is not None for d in keys):
+            return None
+        found, low = self, 1
+        for d in reversed(keys):
+            own = start if len(keys) == 1 else start.digit(low, self.digits[d].size)
+            found, low = found._started(d, size, own), low * self.digits[d].size
+        return found
+
+    def reversed(self, axes: Sequence[int]) -> "Map":
+        """Return the map of a view from its last element to its first one, along some axes."""
+        found = self
+        for d in (d for axis in axes for d in self.axes[axis]):
+            digit = found.digits[d]
+            found = found._replace(along=found._with_table(d, lambda table: table[::-1]))
+            if digit.start is not None:
+                found = found._started(d, digit.seen, digit.start.moved(digit.size - digit.seen, factor=-1))
+        return found.normalized()
+
+    def transposed(self, permutation: Sequence[int]) -> "Map":
+        return self._replace(axes=tuple(self.axes[d] for d in permutation)).normalized()
+
+    def reshaped(self, shape: Sequence[int]) -> "Map | None":
+        """Return the map of a view with another shape, None if it has none."""
+        found = self._replace(axes=(tuple(d for keys in self.axes for d in keys),)).normalized()
+        digits, along, axes = list(found.digits), list(found.along), []
+        left = list(reversed(found.axes[0]))
+        for size in shape:
+            keys, rest = [], size
+            while rest > 1:
+                d = left.pop()
+                count = digits[d].seen
+                if rest % count:
+                    each, is_odd = divmod(count, rest)
+                    if is_odd or digits[d].start is not None:
+                        return None
+                    left.append(len(digits))
+                    for a, (own, table) in enumerate(along):
+                        if d in own:
+                            k = own.index(d)
+                            table = table.reshape(*table.shape[:k], rest, each, *table.shape[k + 1 :])
+                            along[a] = Along((*own[: k + 1], len(digits), *own[k + 1 :]), table)
+                    digits[d] = Digit(rest, rest)
+                    digits.append(Digit(each, each))
+                    count = rest
+                keys.append(d)
+                rest //= count
+            axes.append(tuple(keys))
+        return Map(self.buffer, tuple(digits), tuple(axes), tuple(along)).normalized()
+
+    def repeated(self, shape: Sequence[int], dims: Sequence[int]) -> "Map":
+        """Return the map of what repeats a view, whose axis k is axis `dims[k]` of that shape."""
+        of_axis, own = dict(zip(dims, self.axes, strict=True)), dict(zip(dims, self.shape, strict=True))
+        digits, axes = list(self.digits), []
+        for d, size in enumerate(shape):
+            if own.get(d, 1) == size:
+                axes.append(of_axis.get(d, ()))
+                continue
+            axes.append((len(digits),))
+            digits.append(Digit(size, size))
+        return self._replace(digits=tuple(digits), axes=tuple(axes)).normalized()
+
+    # --- sets of elements ---
+
+    def _values(self, axis: int) -> np.ndarray:
+        """Return all indices along an axis of the buffer that the view may have."""
+        return np.unique(self.along[axis].table)
+
+    def is_apart(self, other: "Map") -> bool:
+        """Return whether it is certain that two views of a buffer have no element in common."""
+        axes = range(len(self.buffer))
+        return any(not len(np.intersect1d(self._values(a), other._values(a), assume_unique=True)) for a in axes)
+
+    def contains(self, other: "Map", is_same: Callable[[Start, Start, int], bool] = _is_same_number) -> bool:
+        """Return whether it is certain that this view has all elements of another one."""
+        for a in range(len(self.buffer)):
+            mine, its = ([(d, m.digits[d]) for d in m.along[a].digits] for m in (self, other))
+            pairs = []
+            for d, (size, seen, start) in mine:
+                if start is not None:
+                    alike = [(e, y.start) for e, y in its if y[:2] == (size, seen) and y.start is not None]
+                    same = [e for e, other_start in alike if is_same(start, other_start, size)]
+                    if not same:
+                        return False
+                    pairs.append((d, same[0]))
+            rows_of = [
+                np.moveaxis(m.along[a].table, [m.along[a].digits.index(p[k]) for p in pairs], range(len(pairs)))
+                for k, m in enumerate((self, other))
+            ]
+            count = math.prod(rows_of[0].shape[: len(pairs)])
+            whole, part = (x.reshape(count, -1) + self.buffer[a] * np.arange(count)[:, None] for x in rows_of)
+            if not np.isin(part, whole).all():
+                return False
+        return True
+
+
+def joined(maps: Sequence[Map], axis: int) -> Map | None:
+    """Return the map of the concatenation of views along an axis of theirs, None if it has none.
+
+    The views differ in one digit, which is the highest of that axis. Its tables are joined.
+    """
+    if len(maps) == 1:
+        return maps[0]
+    for a in range(len(maps[0].buffer)):
+        pairs = [_without_highest(m, axis, a) for m in maps]
+        (first, _), tables = pairs[0], [table for _, table in pairs]
+        is_digit = all(_differ_along(first, rest, a) for rest, _ in pairs)
+        if not is_digit or any(x.shape[1:] != tables[0].shape[1:] for x in tables):
+            continue
+        if all(np.array_equal(x, tables[0]) for x in tables):
+            continue
+        table, number = np.concatenate(tables), len(first.digits)
+        along, axes = list(first.along), list(first.axes)
+        along[a] = Along((number, *along[a].digits), table)
+        axes[axis] = (number, *axes[axis])
+        return Map(first.buffer, (*first.digits, Digit(len(table), len(table))), tuple(axes), tuple(along)).normalized()
+    return None
+
+
+def _without_highest(m: Map, axis: int, of_buffer: int) -> tuple[Map, np.ndarray]:
+    """Return a view at the first value of the highest digit of an axis, and the table, whose first axis is that digit.
+
+    If the digit does not belong to this axis of the buffer, return the view as it is.
+    """
+    digits, table = m.along[of_buffer]
+    d = next(iter(m.axes[axis]), None)
+    if d is None or d not in digits or m.digits[d].start is not None:
+        return m, table[None]
+    return m.narrowed(d, slice(0, 1)).normalized(), np.moveaxis(table, digits.index(d), 0)
+
+
+def _differ_along(a: Map, b: Map, axis: int) -> bool:
+    """Return whether two maps are the same but for the table of an axis of the buffer."""
+    same = tuple(x if k == axis else own for k, (own, x) in enumerate(zip(b.along, a.along, strict=True)))
+    return a.along[axis].digits == b.along[axis].digits and a.equals(b._replace(along=same))

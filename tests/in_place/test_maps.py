@@ -1,0 +1,156 @@
+"""The algebra of maps, by brute force: random chains of views of small arrays, against NumPy."""
+
+import itertools
+import math
+import random
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_tensorarray._in_place import access, maps
+from jax_tensorarray._in_place.values import Value
+from jax_tensorarray._ops.primitive import row_params
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.write import ta_write_p
+
+SHAPES = [(24,), (4, 6), (2, 3, 4), (6, 1, 4), (2, 2, 2, 3)]
+
+
+def divided(rnd, n):
+    """Sizes whose product is n."""
+    sizes = []
+    while n > 1:
+        size = rnd.choice([k for k in range(2, n + 1) if n % k == 0])
+        sizes.append(size)
+        n //= size
+    for _ in range(rnd.randrange(2)):
+        sizes.insert(rnd.randrange(len(sizes) + 1), 1)
+    return sizes or [1]
+
+
+def view(rnd, m, x):
+    """A random view of `x`, and its map or None. Starts are known, or numbers of the run."""
+    kind, rank = rnd.choice(["transpose", "reshape", "slice", "index", "reverse", "roll", "parts", "stack"]), x.ndim
+    axis = rnd.randrange(rank)
+    if kind == "transpose":
+        order = rnd.sample(range(rank), rank)
+        return m.transposed(order), x.transpose(order)
+    if kind == "reshape":
+        shape = divided(rnd, x.size)
+        return m.reshaped(shape), x.reshape(shape)
+    if kind == "slice":
+        sizes = [rnd.randint(1, n) for n in x.shape]
+        at = [rnd.randint(0, n - size) for n, size in zip(x.shape, sizes, strict=True)]
+        steps = [rnd.choice([1, 1, 2, 3]) for _ in sizes]
+        sizes = [-(-size // step) for size, step in zip(sizes, steps, strict=True)]
+        ends = [a + (size - 1) * step + 1 for a, size, step in zip(at, sizes, steps, strict=True)]
+        return m.sliced(at, sizes, steps), x[tuple(map(slice, at, ends, steps))]
+    if kind == "index":
+        size = rnd.choice([1, 1, 1, rnd.randint(1, x.shape[axis])])
+        start = rnd.randint(0, x.shape[axis] - size)
+        at = [maps.Start(object(), jnp.int32(start)) if d == axis else 0 for d in range(rank)]
+        sizes = [size if d == axis else n for d, n in enumerate(x.shape)]
+        return m.sliced(at, sizes), np.take(x, range(start, start + size), axis)
+    if kind == "reverse":
+        axes = rnd.sample(range(rank), rnd.randint(1, rank))
+        return m.reversed(axes), np.flip(x, axes)
+    n = x.shape[axis]
+    cuts = sorted({0, n, *(rnd.randint(0, n) for _ in range(2))})
+    pieces = [
+        (
+            m.sliced(
+                [a if d == axis else 0 for d in range(rank)], [b - a if d == axis else k for d, k in enumerate(x.shape)]
+            ),
+            x.take(range(a, b), axis),
+        )
+        for a, b in itertools.pairwise(cuts)
+    ]
+    if kind == "roll":
+        pieces = pieces[1:] + pieces[:1]
+    elif kind == "stack":
+        rnd.shuffle(pieces)
+    found = [p for p, _ in pieces]
+    joined = maps.joined(found, axis) if all(p is not None for p in found) else None
+    return joined, np.concatenate([p for _, p in pieces], axis)
+
+
+def chain(seed):
+    """A map, what it is a view of, and the view."""
+    rnd = random.Random(seed)
+    shape = rnd.choice(SHAPES)
+    m, x = maps.Map.whole(shape), np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+    for _ in range(rnd.randint(1, 4)):
+        found, seen = view(rnd, m, x)
+        if found is not None:
+            m, x = found, seen
+    return rnd, m, np.arange(math.prod(shape), dtype=np.int32).reshape(shape), x
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_a_chain_of_views_is_one_map(block):
+    for seed in range(60 * block, 60 * block + 60):
+        _, m, buffer, seen = chain(seed)
+        assert m.shape == seen.shape
+        np.testing.assert_array_equal(access.view_of(m, Value(jnp.asarray(buffer))), seen, err_msg=str(seed))
+        assert m.equals(m.normalized())
+        assert m.is_whole == (np.array_equal(seen, buffer) and not m.starts and seen.shape == buffer.shape), seed
+        assert m.contains(m) and not m.is_apart(m)
+
+
+def test_most_views_have_a_map():
+    rnd = random.Random(0)
+    found = [view(rnd, maps.Map.whole(s), np.zeros(s))[0] for s in SHAPES for _ in range(100)]
+    assert sum(m is not None for m in found) > 0.9 * len(found)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_sets_of_elements(block):
+    """Two views of a buffer that are apart have no element in common, and one that contains another has all of it."""
+    for seed in range(60 * block, 60 * block + 60):
+        rnd, m, _, seen = chain(seed)
+        one, other = (view(rnd, m, seen) for _ in range(2))
+        if one[0] is not None and other[0] is not None:
+            a, b = set(one[1].ravel().tolist()), set(other[1].ravel().tolist())
+            if one[0].is_apart(other[0]):
+                assert not a & b, seed
+            if one[0].contains(other[0]):
+                assert a >= b, seed
+
+
+@pytest.mark.parametrize("block", range(12))
+def test_a_row_op_on_a_view_is_one_on_the_buffer(block):
+    done = 0
+    for seed in range(40 * block, 40 * block + 40):
+        rnd, m, buffer, seen = chain(seed)
+        axis = rnd.randrange(seen.ndim)
+        count = rnd.choice([1, 1, 2])
+        count = min(count, seen.ndim - axis)
+        box = [rnd.choice([1, 1, rnd.randint(1, seen.shape[axis + k])]) for k in range(count)]
+        window = list(box)
+        while window and window[0] == 1:
+            del window[0]
+        mode = rnd.choice(["clip", "drop"])
+        params = row_params("in_place", mode, batch_dims=axis, index_dims=count, window=tuple(window), whole=True)
+        positions = rnd.choice([(), (), (2,), (1, 2)])
+        at = [[rnd.randint(-2, n + 1) for n in seen.shape[axis : axis + count]] for _ in range(math.prod(positions))]
+        index = np.array(at, np.int32).reshape(*[1] * axis, *positions, count)
+        index = index[..., 0] if count == 1 else index
+        view_ = jnp.asarray(seen)
+        got = access.access(m, buffer.dtype, jnp.asarray(index), None, {**params, "mode": "clip"})
+        if got is not None:
+            done += 1
+            want = ta_read_p.bind(view_, index, **{**params, "mode": "clip"})
+            np.testing.assert_array_equal(got.read(Value(jnp.asarray(buffer))), want, err_msg=str(seed))
+        put = access.access(m, buffer.dtype, jnp.asarray(index), None, params, is_update=True)
+        if put is not None:
+            done += 1
+            new = ta_read_p.bind(view_, index, **{**params, "mode": "clip"})
+            new = -1 - jnp.arange(new.size, dtype=np.int32).reshape(new.shape)
+            rows = put.rows_of_buffer(new)
+            out = ta_write_p.bind(jnp.asarray(buffer), put.index, rows, **put.params)
+            want = np.asarray(ta_write_p.bind(view_, index, new, **params))
+            np.testing.assert_array_equal(access.view_of(m, Value(out)), want, err_msg=str(seed))
+            outside = np.setdiff1d(buffer, seen)
+            np.testing.assert_array_equal(np.asarray(out).ravel()[outside], outside, err_msg=str(seed))
+    assert done > 30
