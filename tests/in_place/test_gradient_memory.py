@@ -14,7 +14,7 @@ from benchmarks.whole_reads import PROGRAMS, bytes_of_buffers
 from jax_tensorarray import fori_loop, in_place, scan, ta_read, ta_write
 from jax_tensorarray._loops import log
 from jax_tensorarray.doctor import loop_copies
-from jax_tensorarray.residuals import Undo, explain
+from jax_tensorarray.residuals import Inverse, Undo, explain
 
 pytestmark = pytest.mark.slow
 
@@ -129,8 +129,9 @@ def test_in_place_takes_residuals_and_memory():
         assert bytes_of(ours) <= most, options
         assert (bytes_of(ours) > 0.9 * plain) == (options == {"residuals": "tape"})
     for options, message in (
-        ({"residuals": "none"}, "in_place: residuals must be one of auto, tape"),
-        ({"residuals": "inverse"}, "in_place: an Inverse belongs to one loop; write while_loop"),
+        ({"residuals": "none"}, "in_place: residuals must be one of 'auto', 'tape'"),
+        ({"residuals": "inverse"}, "in_place: residuals must be one of .*; got 'inverse'"),
+        ({"residuals": Inverse(lambda c: c)}, "in_place: an Inverse belongs to one loop; write while_loop"),
         ({"residuals": "undo", "memory": 9}, 'in_place: memory is for residuals="auto" or "checkpoint"'),
         ({"memory": -1}, "memory must be a number of bytes, got -1"),
     ):

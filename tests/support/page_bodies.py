@@ -3,7 +3,9 @@
 import functools
 import re
 
+import hypothesis
 import numpy as np
+import page_numpy
 import page_programs
 from jax import lax
 
@@ -52,7 +54,11 @@ def _in_numpy(source, x):
 
 
 def in_numpy(number, x):
-    return _in_numpy(body(number), x)
+    """Return the value at `x`. A program that depends on the last digits there says nothing."""
+    try:
+        return _in_numpy(body(number), x)
+    except page_numpy.Near:
+        hypothesis.reject()
 
 
 def in_jax(number, x):
