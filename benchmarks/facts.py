@@ -31,7 +31,7 @@ MARK = re.compile(r"(<!--=([\w.]+)-->)(.*?)(<!--=-->)", re.DOTALL)
 
 def pages() -> list[Path]:
     """Return the pages that may quote figures."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", RESULTS / "wild.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def filled(page: str) -> str:

@@ -2,9 +2,10 @@
 
 A page asks for code by a comment, such as `<!-- code: csrc/rows.h -->`. After a comma comes the part that is shown: the
 title of a section, which is a comment such as `# --- lowering ---`; the begin of the first line of a function or a
-table; or the begins of a first and a last line, `FIRST ... LAST`. Pages of the API get a table of names, for readers
-without the site. MkDocs calls `on_page_markdown`: a link to a file outside of this folder becomes the name of the file,
-and `<!-- include: CHANGELOG.md -->` becomes the file.
+table; or the begins of a first and a last line, `FIRST ... LAST`. Pages of the API have tables of names, which get the
+first sentence of each docstring. MkDocs calls `on_page_markdown`: below a table of names the whole docstrings appear, a
+link to a file outside of this folder becomes the name of the file, and `<!-- include: CHANGELOG.md -->` becomes the
+file.
 """
 
 import inspect
@@ -39,6 +40,14 @@ EXPERIMENTAL = {
     *("in_place_package", "growing", "Inverse", "register", "disabled_checks"),
     *("passes", "growth", "Growth", "forbid_growth", "GrowthError", "ArgumentCopy", "Kept"),
 }
+
+#: Classes whose public methods are those of a base, with the option that shows them.
+INHERITING = {"jax_tensorarray.doctor.Report": "    options:\n      inherited_members: true\n"}
+
+#: A public name, the first sentence of its docstring, and whether the name is stable.
+_ROW = re.compile(r"^\| `([\w.]+)` \|.*\| \*(?:stable|experimental)\* \|$", re.MULTILINE)
+
+_TABLE = re.compile(rf"(?:{_ROW.pattern}\n)+", re.MULTILINE)
 
 _HEADING = re.compile(r"^(?:#|//) --- (.+?) -+\n", re.MULTILINE)
 
@@ -84,22 +93,29 @@ def with_code(markdown: str) -> str:
     return ASKED.sub(shown, markdown)
 
 
+def names(markdown: str) -> list[str]:
+    """Return the public names in the tables of a page of the API."""
+    return [f"jax_tensorarray.{name}" for name in _ROW.findall(markdown)]
+
+
 def with_names(markdown: str) -> str:
-    """Return a page of the API with a table of the names in each section, for readers who do not build the site."""
+    """Return a page of the API with the first sentences of the docstrings in its tables of names."""
 
-    def section(text: str) -> str:
-        names = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
-        title, rest = text.split("\n", 1)
-        if not names:
-            return text
-        rows = [
-            f"| `{name.removeprefix('jax_tensorarray.')}` | {_summary(name)} | *{stability(name)}* |\n"
-            for name in names
-        ]
-        rest = re.sub(r"^\|.*\n", "", rest, flags=re.MULTILINE).strip("\n")
-        return f"{title}\n\n| name | | |\n|---|---|---|\n{''.join(rows)}\n{rest}\n\n"
+    def row(match: re.Match[str]) -> str:
+        name = f"jax_tensorarray.{match.group(1)}"
+        return f"| `{match.group(1)}` | {_summary(name)} | *{stability(name)}* |"
 
-    return "".join(map(section, re.split(r"^(?=## )", markdown, flags=re.MULTILINE))).rstrip("\n") + "\n"
+    return _ROW.sub(row, markdown)
+
+
+def with_docstrings(markdown: str) -> str:
+    """Return a page that asks mkdocstrings, below each table of names, for the docstrings of these names."""
+
+    def asked(match: re.Match[str]) -> str:
+        asks = (f"::: {name}\n{INHERITING.get(name, '')}" for name in names(match.group()))
+        return f"{match.group()}\n{''.join(asks)}"
+
+    return _TABLE.sub(asked, markdown)
 
 
 def stability(name: str) -> str:
@@ -142,8 +158,10 @@ def with_files(markdown: str, page: Path) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Include files, and make names of links to files that are not a part of the site. MkDocs calls this."""
+    """Include files and docstrings, and make names of links to files that are not a part of the site."""
     file = DOCS / page.file.src_uri
+    if file in REFERENCE:
+        markdown = with_docstrings(markdown)
     return without_files(with_files(markdown, file), file)
 
 
