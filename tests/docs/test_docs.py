@@ -108,7 +108,7 @@ METHODS = {
 
 
 def test_the_table_for_tensorflow_has_every_method():
-    first_columns = re.findall(r"^\| (.*?) \|", (DOCS / "how-to/tensorflow.md").read_text(), re.MULTILINE)
+    first_columns = re.findall(r"^\| (.*?) \|", (DOCS / "reference/tensorflow.md").read_text(), re.MULTILINE)
     for name in METHODS:
         assert any(re.search(rf"`\.{name}(\(.*\))?`", column) for column in first_columns), name
 
