@@ -142,7 +142,9 @@ def without_files(markdown: str, page: Path) -> str:
         if target.is_relative_to(DOCS):
             return match.group()
         file, text = str(target.relative_to(ROOT)), match.group(1).strip("`")
-        return f"`{file}`" if text == file or text == target.name else f"{match.group(1)} (`{file}`)"
+        if file in text.split():  # the file, or a command that runs it
+            return f"`{text}`"
+        return f"`{file}`" if text == target.name else f"{match.group(1)} (`{file}`)"
 
     return LINK.sub(named, markdown)
 
