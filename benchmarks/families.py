@@ -27,6 +27,9 @@ from jax_tensorarray.doctor import watch
 #: Programs of public libraries, of public reports, and of the pages.
 PUBLIC = ("wild", "reported", "examples")
 
+#: The sizes of programs of public libraries. Other programs have one size, and run with the smaller one.
+SIZES = ("small", "large")
+
 RESULTS = Path(__file__).parent / "results/families.json"
 
 #: The file that has the table, between two marks.
@@ -60,7 +63,7 @@ FAMILIES: dict[str, dict[tuple[Any, str], Callable[..., Any]]] = {
 
 @contextlib.contextmanager
 def without(family: str) -> Iterator[None]:
-    """Leave a family out."""
+    """Leave a family out. JAX's caches are emptied, since a jaxpr that was traced with the family must not be used."""
     kept = {key: getattr(*key) for key in FAMILIES[family]}
     rules = {name: list(found) for name, found in repair.RULES.items()}
     try:
@@ -68,11 +71,13 @@ def without(family: str) -> Iterator[None]:
             setattr(of, name, other)
         for found in repair.RULES.values():
             found[:] = [rule for rule in found if not rule.__module__.endswith(f".{family}")]
+        jax.clear_caches()
         yield
     finally:
         for (of, name), own in kept.items():
             setattr(of, name, own)
         repair.RULES.update(rules)
+        jax.clear_caches()
 
 
 class Case(NamedTuple):
@@ -82,18 +87,20 @@ class Case(NamedTuple):
     make: Callable[[], tuple[Callable[..., Any], Sequence[Any]]]
 
 
-def cases(families: Sequence[str], names: Sequence[str]) -> Iterator[Case]:
-    """The programs of `benchmarks.harm` in these families, forward and differentiated."""
-    from benchmarks.harm.programs import PROGRAMS
+def cases(families: Sequence[str], names: Sequence[str], size: str) -> Iterator[Case]:
+    """The programs of `benchmarks.harm` in these families that have this size, forward and differentiated."""
+    from benchmarks.harm.programs import PROGRAMS, shared
 
-    for program in PROGRAMS:
+    large = [shared.public(program, program.large) for program in shared.WILD]
+    for program in PROGRAMS if size == "small" else large:
         if program.family in families and (not names or any(part in program.name for part in names)):
             for variant in [v for v in ("forward", "grad(in_place)") if v in program.variants()]:
 
                 def make(program: Any = program, variant: str = variant) -> Any:
                     return VARIANTS[variant][1](program), program.arguments(batched=False)
 
-                yield Case(f"{program.family}: {program.name}, {variant}", make)
+                name = f"{program.family}: {program.name}, {variant}"
+                yield Case(name if size == "small" else f"{name}, {size}", make)
 
 
 def text(case: Case) -> str:
@@ -179,13 +186,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
     parser.add_argument("--programs", nargs="+", default=PUBLIC, metavar="FAMILY", help="of the programs")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="programs with this in their names")
+    parser.add_argument("--size", choices=SIZES, default="small", help="of the programs of public libraries")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--save", action="store_true", help=f"keep what is found, in {RESULTS.name}")
     options = parser.parse_args()
     # A program that cannot be rewritten runs as written, with a warning. It would say nothing about a family.
     warnings.filterwarnings("error", "jax_tensorarray could not rewrite", RuntimeWarning)
     results = stored()
-    for case in cases(options.programs, options.only):
+    for case in cases(options.programs, options.only, options.size):
         try:
             as_it_is = text(case)
             for family in options.families:

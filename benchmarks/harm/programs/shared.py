@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from benchmarks.harm.program import floats, normal, program
+from benchmarks.harm.program import PROGRAMS, Program, floats, normal, program
 from benchmarks.rivals import programs as texts
 from benchmarks.rivals.in_jax import DIALECTS
 from benchmarks.wild.programs import PROGRAMS as WILD
@@ -87,12 +87,11 @@ for f, name, make in EXAMPLES:
     program(make, name=name, family="examples", axes=None)(f)
 
 
-def _wild(of):
-    """A public program at its smaller size. Its library is imported where its arguments are made."""
-    made = functools.cache(lambda: of.make(of.small))
-    how = {"family": "wild", "name": of.name, "axes": None, "by": 0 if of.gradient else None}
-    program(lambda r: made()[1], **how)(lambda *args: made()[0](*args))
+def public(of, size):
+    """Return a public program at a size. Its library is imported when its arguments are made."""
+    made = functools.cache(lambda: of.make(size))
+    by = 0 if of.gradient else None
+    return Program("wild", of.name, lambda *args: made()[0](*args), lambda r: made()[1], by, axes=None)
 
 
-for of in WILD:
-    _wild(of)
+PROGRAMS.extend(public(of, of.small) for of in WILD)
