@@ -34,7 +34,7 @@ def own_names(ops: Any) -> dict[str, Any]:
         assert_greater_equal=lambda x, y: None,
         with_dependencies=lambda dependencies, x: x,
     )
-    return {"py_utils": utils, **({"tf": LingvosTensorFlow(ops.tf)} if hasattr(ops, "tf") else {})}
+    return {"py_utils": utils, **({} if ops is jax_ops else {"tf": LingvosTensorFlow(ops.tf)})}
 
 
 def run(names: dict[str, Any], ops: Any) -> dict[str, Any]:
