@@ -70,6 +70,21 @@ def attention(T, heads=4, n=16, batch=2):
     return f, (_normal(3, heads, n, n, scale=0.5), _normal(batch, heads, n, seed=1))
 
 
+def halves_of_rows(T, n=32):
+    """Attention over keys and values in the columns of one buffer."""
+
+    def f(w, x):
+        def step(carry, i):
+            rows, h = carry
+            rows = rows.at[i].set(jnp.concatenate([jnp.tanh(w @ h), jnp.sin(h)]))
+            scores = jnp.where(jnp.arange(T) <= i, rows[:, :n] @ h, -jnp.inf)
+            return (rows, jnp.tanh(jax.nn.softmax(scores) @ rows[:, n:]) + x), None
+
+        return jnp.sum(lax.scan(step, (jnp.zeros((T, 2 * n)), x), jnp.arange(T))[0][1] ** 2)
+
+    return f, (_normal(n, n, scale=0.1), _normal(n, seed=1))
+
+
 def in_a_branch(T, n=64):
     """A row is only written if a condition holds."""
 
@@ -200,6 +215,7 @@ PROGRAMS = {
         triangular_dot,
         triangular_dot_shared,
         attention,
+        halves_of_rows,
         in_a_branch,
         columns,
         inner_scan,

@@ -30,6 +30,10 @@ COMPARED_SHARE = 1 / 16
 #: (CPU, jax 0.12, 64 rows).
 KNOWN_SHARE = 0.5
 
+#: A read of at least this share of a buffer counts as a read of all of it when a scan chooses what it stores. Attention
+#: over keys and values in the columns of one buffer reads halves: its gradient stored 24 MB, and stores 0.6.
+READ_SHARE = 0.25
+
 #: A `jnp.arange` of at most so many elements is made in each step, where XLA knows its numbers. Made before the loop it
 #: is an operand: a gather of 20 rows by `(i * jnp.arange(20)) % n` takes 2.3 times as long then (CPU, jax 0.12).
 COUNTED = 64

@@ -160,6 +160,7 @@ def _is_read_whole(uses: Uses, v: Any) -> bool:
             if eqn.primitive in ROW_OPS and operand == 0:
                 newer = eqn.outvars[:1] if ROW_OPS[eqn.primitive].in_place else []
                 is_updated |= bool(newer)
+                is_read |= not newer and bytes_of([eqn.outvars[0].aval]) >= _gates.READ_SHARE * bytes_of([v.aval])
             elif eqn.primitive is ta_guard_p:
                 newer = eqn.outvars
             else:

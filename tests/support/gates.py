@@ -14,6 +14,7 @@ WAYS = {
     "BOX_SHARE": (math.inf, 0),
     "COMPARED_SHARE": (math.inf, 0),
     "KNOWN_SHARE": (math.inf, 0),
+    "READ_SHARE": (0, math.inf),
     "COUNTED": (math.inf, 0),
     "REGISTER_BYTES": (0, math.inf),
     "REGISTER_BYTES_OF_EXAMPLE": (0, math.inf),
