@@ -166,7 +166,7 @@ class _Search:
             elif name in READS and (buffer := of(eqn.invars[0])) is not None:
                 box = Box.of(eqn)
                 m = box and self._box(eqn, box, buffer.map, numbers)
-                if m and not m.equals(buffer.map):
+                if m:
                     v = eqn.outvars[0]
                     seen[v] = _Seen(buffer.root, m, (v, buffer.path), buffer.is_updated)
             elif name in kinds.UPDATES:
