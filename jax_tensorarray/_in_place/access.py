@@ -68,12 +68,12 @@ def taken(along: Along, at: Mapping[int, Array], counts: Sequence[int]) -> Taken
     """Return the indices along an axis, if digits start at the numbers `at`, and each has so many values."""
     keys, table = along
     moving, shape = [k for k, d in enumerate(keys) if d in at], [counts[d] for d in keys if counts[d] > 1]
-    steps = [np.unique(np.diff(table, axis=k)) for k in moving]
+    steps = [_step_along(table, k) for k in moving]
     start: Any = None
-    if all(len(step) == 1 for step in steps):
+    if None not in steps:
         offsets = table[tuple(slice(counts[d]) if d in at else slice(None) for d in keys)]
-        for k, (step,) in zip(moving, steps, strict=True):
-            term = at[keys[k]] if step == 1 else at[keys[k]] * np.int32(step)
+        for k, step in zip(moving, steps, strict=True):
+            term = at[keys[k]] if step == 1 else at[keys[k]] * np.asarray(step, np.int32)
             start = term if start is None else start + term
     else:
         by_row = np.moveaxis(table, moving[0], 0).reshape(table.shape[moving[0]], -1)
@@ -85,6 +85,13 @@ def taken(along: Along, at: Mapping[int, Array], counts: Sequence[int]) -> Taken
     start = low if start is None else start + np.int32(low) if low else start
     found = Taken(start, (offsets - low).reshape(shape))
     return found if found.order.max() + 1 == found.size else found.as_indices()
+
+
+def _step_along(table: np.ndarray, axis: int) -> int | None:
+    """Return the difference between neighbours along an axis, None if there are several."""
+    steps = np.diff(table, axis=axis)
+    first = steps.flat[0]
+    return int(first) if (steps == first).all() else None
 
 
 def _looked_up(table: np.ndarray, at: Array) -> Array:

@@ -21,6 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import lax
 
+#: Sets of at most so many indices are compared element by element.
+_FEW = 100_000
+
 
 class Start(NamedTuple):
     """A number of the run at which a digit starts."""
@@ -270,36 +273,42 @@ class Map(NamedTuple):
 
     # --- sets of elements ---
 
-    def _values(self, axis: int) -> np.ndarray:
-        """Return all indices along an axis of the buffer that the view may have."""
-        return np.unique(self.along[axis].table)
-
     def is_apart(self, other: "Map") -> bool:
         """Return whether it is certain that two views of a buffer have no element in common."""
-        axes = range(len(self.buffer))
-        return any(not len(np.intersect1d(self._values(a), other._values(a), assume_unique=True)) for a in axes)
+        pairs = [(a.table, b.table) for a, b in zip(self.along, other.along, strict=True)]
+        if any(a.max() < b.min() or b.max() < a.min() for a, b in pairs):
+            return True
+        return any(max(a.size, b.size) <= _FEW and not np.isin(a, b).any() for a, b in pairs)
 
     def contains(self, other: "Map", is_same: Callable[[Start, Start, int], bool] = _is_same_number) -> bool:
         """Return whether it is certain that this view has all elements of another one."""
-        for a in range(len(self.buffer)):
-            mine, its = ([(d, m.digits[d]) for d in m.along[a].digits] for m in (self, other))
-            pairs = []
-            for d, (size, seen, start) in mine:
-                if start is not None:
-                    alike = [(e, y.start) for e, y in its if y[:2] == (size, seen) and y.start is not None]
-                    same = [e for e, other_start in alike if is_same(start, other_start, size)]
-                    if not same:
-                        return False
-                    pairs.append((d, same[0]))
-            rows_of = [
-                np.moveaxis(m.along[a].table, [m.along[a].digits.index(p[k]) for p in pairs], range(len(pairs)))
-                for k, m in enumerate((self, other))
-            ]
-            count = math.prod(rows_of[0].shape[: len(pairs)])
-            whole, part = (x.reshape(count, -1) + self.buffer[a] * np.arange(count)[:, None] for x in rows_of)
-            if not np.isin(part, whole).all():
-                return False
-        return True
+        return all(self._contains_along(a, other, is_same) for a in range(len(self.buffer)))
+
+    def _contains_along(self, axis: int, other: "Map", is_same: Callable[[Start, Start, int], bool]) -> bool:
+        mine, its = self.along[axis], other.along[axis]
+        pairs = []  # digits that start at the same number
+        for d in mine.digits:
+            size, seen, start = self.digits[d]
+            if start is not None:
+                alike = [(e, other.digits[e]) for e in its.digits if other.digits[e][:2] == (size, seen)]
+                same = [e for e, x in alike if x.start is not None and is_same(start, x.start, size)]
+                if not same:
+                    return False
+                pairs.append((d, same[0]))
+        if not pairs and mine.table.size == self.buffer[axis]:
+            return True
+        is_alike = not pairs or tuple(zip(*pairs, strict=True)) == (mine.digits, its.digits)
+        if is_alike and np.array_equal(mine.table, its.table):
+            return True
+        if max(mine.table.size, its.table.size) > _FEW:
+            return False
+        count = math.prod(self.digits[d].size for d, _ in pairs)
+        whole, part = (
+            np.moveaxis(own.table, [own.digits.index(p[k]) for p in pairs], range(len(pairs))).reshape(count, -1)
+            + self.buffer[axis] * np.arange(count)[:, None]
+            for k, own in enumerate((mine, its))
+        )
+        return bool(np.isin(part, whole).all())
 
 
 def joined(maps: Sequence[Map], axis: int) -> Map | None:

@@ -143,10 +143,12 @@ def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value]) -> 
     Then nothing needs all of the box. If the buffer has been updated since, rows are read of the box: XLA would have to
     keep an older version of the buffer.
     """
-    source = operands[0]
+    if eqn.primitive.name not in READS:
+        return
+    source, (result, *_) = operands[0], results
     is_array = source.taken is None and (source.view is None or source.view.is_made)
-    box = Box.of(eqn) if eqn.primitive.name in READS and is_array and results[0].view is None else None
-    if box is None or box.drops or not box.starts or results[0].taken is not None:
+    box = Box.of(eqn) if is_array and result.view is None and result.taken is None else None
+    if box is None or box.drops or not box.starts:
         return
 
     def read(index: Array, address: Address) -> Array | None:
@@ -154,7 +156,7 @@ def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value]) -> 
         m = None if source.is_consumed else box.map(Map.whole(source.shape), {}, start)
         return m and through(source, m, index, address)
 
-    results[0].view = View(eqn, tuple(operands), results[0].shape, read, is_made=True)
+    result.view = View(eqn, tuple(operands), result.shape, read, is_made=True)
 
 
 def invariant(jaxpr: Jaxpr, known: Mapping[Any, Value]) -> dict[Any, Value]:

@@ -167,3 +167,13 @@ def test_explain_says_what_becomes_of_the_row():
     text = str(doctor.explain(loop(CASES["set"]))(*arguments()))
     assert "updates of the part that is put back" in text
     assert "Not rewritten: none" in text
+
+
+def test_a_buffer_may_have_many_rows():
+    """Sets of so many indices are not compared element by element."""
+
+    def f(c, ks):
+        return lax.scan(lambda c, k: (c.at[k].set(c[k].at[k % T].set(1.0)), c[k // 2, 3]), c, ks)
+
+    args = jax.ShapeDtypeStruct((200_000, T, D), np.float32), jax.ShapeDtypeStruct((STEPS,), np.int32)
+    assert not doctor.loop_copies(in_place(f), min_bytes=T * D * 4)(*args)

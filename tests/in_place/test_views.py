@@ -208,3 +208,10 @@ def test_a_row_of_what_is_made_of_all_rows_is_read_before_the_update(view, op, s
     program = compiled(in_place(f), b)
     assert not copies_in_loops(program.as_text(), b.nbytes)
     jax.tree.map(np.testing.assert_allclose, program(b), jit(f)(b))
+
+
+def test_a_step_may_call_a_function_without_arguments():
+    def f(b):
+        return lax.fori_loop(1, len(b), lambda i, b: b.at[i].set(b[i - 1] + jit(lambda: jnp.ones(b.shape[1]))()), b)
+
+    np.testing.assert_array_equal(jit(in_place(f))(jnp.ones((50, 2))), f(jnp.ones((50, 2))))
