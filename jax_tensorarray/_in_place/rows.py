@@ -267,7 +267,7 @@ def read(buffer: Value, index: Array, address: Address) -> Array:
     elif buffer.view is not None:
         if (rows := buffer.view.rows(index, address)) is not None:
             return rows
-        buffer.is_made_whole = not buffer.view.is_made
+        buffer.is_made_whole = not buffer.view.is_of_box
     part, guard, shared = buffer.part, buffer.guard, buffer.shared
     if shared is not None and (axes := len(buffer.shape) - len(shared.shape)) <= address.batch:
         read_one = functools.partial(read, shared, address=address.in_example(axes))

@@ -123,6 +123,11 @@ class View(NamedTuple):
     def dtype(self) -> Any:
         return self.eqn.outvars[0].aval.dtype
 
+    @property
+    def is_of_box(self) -> bool:
+        """Whether it is a box that has been read, or is made of one: to make all of it costs little."""
+        return self.is_made or any(x.view is not None and x.view.is_of_box for x in self.operands)
+
 
 class Taken(Protocol):
     """A part of a buffer that is put back into it later: see `parts`."""
