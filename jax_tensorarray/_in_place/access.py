@@ -5,9 +5,7 @@ perhaps with its digits in another order. For example, a row of `b.reshape(2, n,
 `b`. Otherwise each index of such a set is a row of its own, as in a gather: a window of a rotated buffer may wrap.
 """
 
-import functools
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +21,7 @@ from jax_tensorarray._in_place.rows import Address
 from jax_tensorarray._in_place.values import Left, Value, arrays
 from jax_tensorarray._ops.primitive import Params, row_params
 from jax_tensorarray._ops.read import ta_read_p
-from jax_tensorarray._ops.starts import along_axes, positions_of
+from jax_tensorarray._ops.starts import along_axes, in_range, positions_of
 
 Array = jax.Array
 
@@ -253,7 +251,7 @@ def view_of(m: Map, buffer: Value) -> Array:
         if not isinstance(address, Left):
             params = row_params("in_place", "clip", batch_dims=batch, whole=True)
             found = Access(m, None, None, None, params, batch, 0, batch, (), boxes, counts)
-            return _placed(found, address, (), None).read(buffer)
+            return _placed(found, address, None, None).read(buffer)
 
     def read(array: Array, *values: Array) -> Array:
         at_example = dict(zip(at, values, strict=True))
@@ -289,7 +287,7 @@ def access(
     def over_positions(x: Array) -> Array:
         return lax.expand_dims(x, range(np.ndim(x), rank))
 
-    drops, inside = params["mode"] == "drop", list[Array]()
+    drops, checked = params["mode"] == "drop", list[tuple[Array, int, int]]()
     # The op on the buffer clips or drops by itself, unless it will be left out for another reason.
     is_plain = drops or not any(start.drops for start in m.starts)
     counts = [digit.seen for digit in m.digits]
@@ -301,7 +299,7 @@ def access(
             at[keys[0]], counts[keys[0]] = number, size
             continue
         if drops:
-            inside.append((number >= 0) & (number <= np.int32(shape[k] - size)))
+            checked.append((number, shape[k], size))
         number = rows.clamped(number, shape[k] - size)
         if size == shape[k]:
             continue
@@ -315,13 +313,14 @@ def access(
             at[key], counts[key] = at[key] + own if key in at else own, size
     boxes = [taken(along, at, counts) for along in m.along[batch:]]
     boxes = _with_sets_last(boxes, m.buffer[batch:], is_update=is_update and math.prod(positions) > 1)
-    address = _address(boxes, m.buffer, dtype, batch, drops=drops or bool(inside))
+    address = _address(boxes, m.buffer, dtype, batch, drops=drops)
     found = Access(m, None, None, None, params, axis, d - len(window), batch, positions, boxes, counts)
     is_all = all(x.is_all(n) for x, n in zip(boxes, m.buffer[batch:], strict=True))
     if isinstance(address, Left):
         return None if is_update or where is not None or not is_all else found
     if is_update and any(m.owner(d) is None for keys in m.axes for d in keys):
         return None
+    inside = in_range(*zip(*checked, strict=True)) if checked else None
     return _placed(found, address, inside, None if where is None else where[examples])
 
 
@@ -345,19 +344,12 @@ def _address(boxes: Sequence[Taken], buffer: Sequence[int], dtype: Any, batch: i
     sets = [k for k, x in enumerate(boxes, batch) if x.indices is not None]
     starts = [k for k, x in enumerate(boxes, batch) if not x.is_all(buffer[k])]
     sizes = [*buffer[:batch], *(1 if x.indices is not None else x.size for x in boxes)]
-    if not sets:
-        return rows.box_address(aval, sizes, batch, starts, drops=drops)
-    count = math.prod(x.size for x in boxes)
-    if rows.why_no_rows(aval) is not None or count >= _gates.BOX_SHARE * math.prod(buffer[batch:]):
+    if sets and math.prod(x.size for x in boxes) >= _gates.BOX_SHARE * math.prod(buffer[batch:]):
         return Left("large-box")
-    first, after = starts[0], starts[-1] + 1
-    window = sizes[first:after]
-    while window and window[0] == 1:
-        del window[0]
-    return Address(aval.shape, batch, first, tuple(buffer[first:after]), tuple(window), drops)
+    return rows.box_address(aval, sizes, batch, starts, drops=drops)
 
 
-def _placed(found: Access, address: Address, inside: Sequence[Array], where: Array | None) -> Access:
+def _placed(found: Access, address: Address, inside: Array | None, where: Array | None) -> Access:
     """Return an access with its index on the buffer."""
     batch, boxes, sets = found.batch, found.boxes, found._sets
     rank = batch + len(found.positions)
@@ -374,10 +366,9 @@ def _placed(found: Access, address: Address, inside: Sequence[Array], where: Arr
     least = (*[1] * batch, *found.positions, *[1] * len(sets))
     wide = np.broadcast_shapes(least, *map(np.shape, starts.values()))
     starts = {k: jnp.broadcast_to(x, wide) for k, x in starts.items()}
-    if inside:
+    if inside is not None:
         first = min(starts)
-        is_inside = functools.reduce(operator.and_, inside)
-        is_inside = jnp.broadcast_to(lax.expand_dims(is_inside, range(rank, rank + len(sets))), wide)
+        is_inside = jnp.broadcast_to(lax.expand_dims(inside, range(rank, rank + len(sets))), wide)
         starts[first] = lax.select(is_inside, starts[first], lax.full_like(starts[first], -1))
     there = address.params
     params: Params = {**found.params, "batch_dims": there["batch_dims"], "index_dims": there["index_dims"]}

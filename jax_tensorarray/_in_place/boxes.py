@@ -4,19 +4,17 @@ Along each axis the box starts at a number that is known while tracing, or at on
 the same if equal equations make them.
 """
 
-import functools
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jax_tensorarray._in_place import indices, rows
 from jax_tensorarray._in_place.maps import Map, Start
 from jax_tensorarray._in_place.values import Value
+from jax_tensorarray._ops.starts import in_range
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -84,9 +82,7 @@ class Box(NamedTuple):
     def is_in_range(self, shape: Sequence[int], given: Sequence[Array]) -> Array:
         """Return where the box is in range of a buffer of that shape, `[*batch]`."""
         starts = [self._start(shape, given, d) for d in self.starts]
-        last = [shape[d] - self.sizes[d] for d in self.starts]
-        found = [(at >= 0) & (at <= np.int32(n)) for at, n in zip(starts, last, strict=True)]
-        return functools.reduce(operator.and_, found)
+        return in_range(starts, [shape[d] for d in self.starts], [self.sizes[d] for d in self.starts])
 
     def _start(self, shape: Sequence[int], given: Sequence[Array], axis: int) -> Array:
         """Return where the program starts the box along an axis."""

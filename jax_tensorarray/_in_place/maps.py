@@ -47,7 +47,7 @@ class Start(NamedTuple):
 
 
 class Digit(NamedTuple):
-    """A digit with `size` values, of which a view has `count`: all, or those from a start on."""
+    """A digit with `size` values, of which `seen` are in the view: all, or those from a start on."""
 
     size: int
     seen: int

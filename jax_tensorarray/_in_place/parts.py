@@ -5,6 +5,7 @@ buffer. If the program puts the part back where it was, we rewrite access to row
 buffer. A part that is not put back, or in another place, stays an array: a mistake here costs time, never truth.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import access, boxes, indices, maps, rows
+from jax_tensorarray._in_place import access, boxes, indices, maps, rows, views
 from jax_tensorarray._in_place.boxes import Box
 from jax_tensorarray._in_place.maps import Map, Start
 from jax_tensorarray._in_place.noted import noted
@@ -55,17 +56,10 @@ def _unstack(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
     return [part and part.reshaped(v.aval.shape) for part, v in zip(parts, eqn.outvars, strict=True)]
 
 
-def _reshape(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
-    return [own[0].reshaped(eqn.outvars[0].aval.shape)]
-
-
-def _broadcast(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
-    is_reshape = eqn.outvars[0].aval.size == eqn.invars[0].aval.size and len(eqn.invars) == 1
-    return _reshape(eqn, own) if is_reshape else [None]
-
-
-def _transpose(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
-    return [own[0].transposed(eqn.params["permutation"])]
+def _layout(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
+    """Return the view in another layout. One that repeats elements cannot be put back."""
+    is_repeated = eqn.outvars[0].aval.size != eqn.invars[0].aval.size or len(eqn.invars) > 1
+    return [None if is_repeated else views.layout(eqn, own[0])]
 
 
 def _reverse(eqn: Equation, own: Sequence[Map]) -> list[Map | None]:
@@ -87,10 +81,7 @@ _RULES: dict[str, Callable[[Equation, Sequence[Map]], list[Map | None]]] = {
     "slice": _slice,
     "split": _split,
     "unstack": _unstack,
-    "squeeze": _reshape,
-    "reshape": _reshape,
-    "broadcast_in_dim": _broadcast,
-    "transpose": _transpose,
+    **dict.fromkeys(kinds.LAYOUT, _layout),
     "rev": _reverse,
     "concatenate": _concatenate,
     "stack": _stack,
@@ -412,18 +403,14 @@ def equation(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Value
     found = [x for x in parts if x is not None]
     if not found or len(found) < len(parts) or any(x.whole is not found[0].whole for x in found):
         return None
-    made = _RULES[name](eqn, [x.map for x in found])
     results = []
-    for k, m in enumerate(made):
+    for k, m in enumerate(_RULES[name](eqn, [x.map for x in found])):
         changes = None if m is None else _of_all(found)
         if m is None or changes is None:
             return None
 
-        def bound(k: int = k) -> Array:
-            out: Array = jaxprs.bind(eqn, as_written(operands))[k]
-            return out
-
-        results.append(Part(found[0].whole, m, bound, changes, fills=any(x.fills for x in found)).value())
+        made = functools.partial(_bound, eqn, operands, k)
+        results.append(Part(found[0].whole, m, made, changes, fills=any(x.fills for x in found)).value())
     return results
 
 
@@ -437,7 +424,7 @@ def _read(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Value] |
     m = box.map(buffer.map, step.known, box.at_run(operands, given, drops=step.drops))
     if m is None:
         return None
-    made = lambda: jaxprs.bind(eqn, as_written(operands))[0]  # noqa: E731
+    made = functools.partial(_bound, eqn, operands)
     return [Part(buffer.whole, m, made, buffer.changes, fills=fills).value()]
 
 
@@ -457,13 +444,19 @@ def _replaced(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Valu
         return None
     if not all(part.map.contains(x.map, boxes.is_same) for x in new):
         return None
-    made = lambda: jaxprs.bind(eqn, as_written(operands))[0]  # noqa: E731
+    made = functools.partial(_bound, eqn, operands)
     if box.drops and box.starts.keys() - step.known:
         inside = box.is_in_range(operands[0].shape, given)
         new = [_Change(x.update.where_true(inside), x.map) for x in new]
     result = Part(buffer.whole, buffer.map, made, (*buffer.changes, *new), fills=buffer.fills).value()
     result.became = result.became or "updates of the part that is put back"
     return [result]
+
+
+def _bound(eqn: Equation, operands: Sequence[Value], k: int = 0) -> Array:
+    """Return a result of an equation as the program makes it."""
+    out: Array = jaxprs.bind(eqn, as_written(operands))[k]
+    return out
 
 
 def _with_note(eqn: Equation, operands: Sequence[Value]) -> list[Any]:

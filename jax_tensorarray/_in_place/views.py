@@ -89,7 +89,7 @@ def view(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:
 def _view(eqn: Equation, operands: Sequence[Value], shape: tuple[int, ...] | None = None) -> Value:
     def read(index: Array, address: Address) -> Array | None:
         if eqn.primitive.name in LAYOUT:
-            m = _layout(eqn, Map.whole(operands[0].shape))
+            m = layout(eqn, Map.whole(operands[0].shape))
             return m and through(operands[0], m, index, address)
         found = [_part(x, index, address) for x in operands]
         present = [x for x in found if x is not None]
@@ -98,7 +98,8 @@ def _view(eqn: Equation, operands: Sequence[Value], shape: tuple[int, ...] | Non
     return Value.of_view(View(eqn, tuple(operands), shape or eqn.outvars[0].aval.shape, read))
 
 
-def _layout(eqn: Equation, m: Map) -> Map | None:
+def layout(eqn: Equation, m: Map) -> Map | None:
+    """Return the map of what an equation of `LAYOUT` makes of a view, None if it has none."""
     of = eqn.outvars[0].aval.shape
     if eqn.primitive.name == "transpose":
         return m.transposed(eqn.params["permutation"])
