@@ -261,7 +261,7 @@ class InPlace(Generic[P, T]):
                 return _faults.instead(error, lambda: self._fun(*args, **kwargs), strict=self._request.strict)
             finally:
                 call.forget()
-        finished: T = results.finished(args, kwargs)
+        finished: T = results.finished(call, args, kwargs)
         return finished
 
     def _compiled_for(self, call: arguments.Call) -> Any:

@@ -208,10 +208,9 @@ class Results(_Node):
                 leaves[k] = given[j]
         return self.fixed.tree.unflatten(leaves)
 
-    def finished(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def finished(self, call: "Call", args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return what the function returned, and change in its arguments what it has changed."""
-        given = jax.tree.leaves((args, kwargs)) if self.fixed.forwards else ()
-        result, changed = self.filled(given)
+        result, changed = self.filled(call.leaves() if self.fixed.forwards else ())
         if changed:
             changes.make(changed, args, kwargs)
         return result
@@ -324,12 +323,20 @@ class Call:
         self.kwargs: dict[str, Any] = {}
         self.objects: list[Any] = []  #: those among the leaves that may be changed before the next call
         self._fixed: list[Fixed] = []
+        self._leaves: dict[int | str, Sequence[Any]] = {}  #: by position and name
 
-    def add(self, x: Any, is_traced: Callable[[Any], bool]) -> Any:
+    def leaves(self) -> list[Any]:
+        """Return the leaves of the arguments, in JAX's order."""
+        names = [*range(len(self.args)), *sorted(self.kwargs)]
+        return [leaf for name in names for leaf in self._leaves[name]]
+
+    def add(self, name: int | str, x: Any, is_traced: Callable[[Any], bool]) -> Any:
         """Return an argument as JAX gets it."""
         if type(x) in _ARRAYS or type(x) in _NUMBERS:
+            self._leaves[name] = (x,)
             return x
         leaves, tree = jax.tree.flatten(x)
+        self._leaves[name] = leaves
         kinds = set(map(type, leaves))
         if kinds <= _ARRAYS:
             return x
@@ -345,12 +352,18 @@ class Call:
                 self.objects.append(leaf)
         if not kept:
             return x
+        arrays = list(leaves)
         for k, _ in reversed(kept):
-            del leaves[k]
+            del arrays[k]
         fixed = Fixed(tree, kept, objects)
         if objects:
             self._fixed.append(fixed)
-        return Given(leaves, fixed)
+        return Given(arrays, fixed)
+
+    def keep(self, name: int | str, x: Any) -> Any:
+        """Return an argument that is static."""
+        self._leaves[name] = jax.tree.leaves(x)
+        return x
 
     def contents(self) -> Hashable | None:
         """Return a value that is the same as long as the objects are, or None."""
@@ -389,8 +402,10 @@ class Static:
     def split(self, is_traced: Callable[[Any], bool], args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
         """Return the call in which JAX sees the leaves that are traced, and floats in built-in containers."""
         call, size = Call(), len(args)
-        call.args = [x if {k, k - size} & self.nums else call.add(x, is_traced) for k, x in enumerate(args)]
-        call.kwargs = {name: x if name in self.names else call.add(x, is_traced) for name, x in kwargs.items()}
+        for k, x in enumerate(args):
+            call.args.append(call.keep(k, x) if {k, k - size} & self.nums else call.add(k, x, is_traced))
+        for name, x in kwargs.items():
+            call.kwargs[name] = call.keep(name, x) if name in self.names else call.add(name, x, is_traced)
         return call
 
 
