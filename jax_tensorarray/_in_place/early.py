@@ -64,7 +64,8 @@ def _never_run(params: dict[str, Any]) -> Any:
     jaxpr = params["jaxpr"]
 
     def body(*args: Any) -> list[Any]:
-        return [*args[consts : consts + carries], *map(host.zeros, jaxpr.out_avals[carries:])]
+        carry = zip(map(Value, args[consts : consts + carries]), map(is_weak, jaxpr.out_avals), strict=False)
+        return [*(with_type(x, weak=weak).array for x, weak in carry), *map(host.zeros, jaxpr.out_avals[carries:])]
 
     return jax.make_jaxpr(body)(*jaxpr.in_avals)
 

@@ -678,3 +678,12 @@ def test_the_gradient_of_a_scan_of_no_steps_never_raises(op):
     np.testing.assert_array_equal(jax.vmap(f, (0, None, None))(x, index, 0), x**2)
     with raises(op, 12):
         finish(jax.grad(f)(1.5, index, 1))
+
+
+def test_a_scan_of_no_steps_returns_the_types_of_a_step():
+    def total(of_row, buffer):
+        return lax.scan(lambda total, _: (0.5 * of_row(buffer, 0), total), 1.5, None, length=0)
+
+    plain, ours = (total(f, jnp.ones(3)) for f in (lambda b, k: b[k], ta.ta_read))
+    assert jax.typeof(ours[0]) == jax.typeof(plain[0]) and jax.typeof(ours[1]) == jax.typeof(plain[1])
+    assert not ours[0].weak_type and ours[0] == 1.5
