@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import hypothesis
@@ -47,8 +48,14 @@ hypothesis.settings.register_profile("many", parent=few, max_examples=25)
 hypothesis.settings.register_profile("night", parent=few, derandomize=False, max_examples=10_000, print_blob=True)
 
 
+def part_of(text):
+    number, count = map(int, text.split("/"))
+    return number % count, count
+
+
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run slow tests too, and more random programs")
+    parser.addoption("--slow", metavar="K/N", type=part_of, help="run part K of N of the slow tests too; K may be any")
 
 
 def pytest_report_header():
@@ -64,12 +71,17 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave slow tests out, unless all are asked for, or those of their file, or by an expression."""
+    """Leave slow tests out, unless all are asked for, or those of their file, or by an expression, or their part."""
     option = config.option
     if option.all or option.markexpr or option.keyword:
         return
     named = {Path(arg.split("::")[0]).resolve() for arg in config.args}
-    left_out = ["slow" in item.keywords and item.path not in named for item in items]
+
+    def is_asked_for(item):
+        number, count = option.slow or (-1, 1)
+        return item.path in named or zlib.crc32(item.nodeid.encode()) % count == number
+
+    left_out = ["slow" in item.keywords and not is_asked_for(item) for item in items]
     config.hook.pytest_deselected(items=list(itertools.compress(items, left_out)))
     items[:] = [item for item, is_out in zip(items, left_out, strict=True) if not is_out]
 

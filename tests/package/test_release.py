@@ -114,9 +114,9 @@ def test_the_oldest_jax_of_the_nightly_suite_is_the_oldest_that_is_supported():
 
 
 def test_a_script_that_is_given_another_word_says_what_it_takes():
-    done = subprocess.run([ROOT / ".ci/nightly", "newest"], capture_output=True, text=True)
+    done = subprocess.run([ROOT / ".ci/nightly", "latest"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "usage: .ci/nightly nightly|oldest [arguments of pytest]\n"
+    assert done.stderr == "usage: .ci/nightly nightly|newest|oldest [arguments of pytest]\n"
 
 
 def test_the_package_is_described_in_one_sentence():
