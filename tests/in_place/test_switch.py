@@ -366,6 +366,7 @@ in_place(step, residuals="inverse")
 """
 
 
+@pytest.mark.slow
 def test_a_type_checker_sees_the_signature(tmp_path):
     mypy = pytest.importorskip("mypy.api")
     file = tmp_path / "typed.py"
