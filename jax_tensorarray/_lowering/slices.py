@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jax_tensorarray import _gates
@@ -168,7 +169,8 @@ class _Rows:
         if not self.barriers_hold or not self.scope.is_in_loop:
             return found
         for x in eqn.invars:
-            is_large = self.is_made_again(x) and num_bytes(x) >= _gates.ORDERED_BYTES_OF_ALL
+            least = _gates.ORDERED_BYTES if _is_converted(eqn) else _gates.ORDERED_BYTES_OF_ALL
+            is_large = self.is_made_again(x) and num_bytes(x) >= least
             if is_large and len(self.uses.used_by(self.scope, x)) > 1:
                 buffer, found = self.block.read(x), True
                 self._pass_on(buffer, *self.block.call(slicing.barrier, [buffer], eqn))
@@ -348,6 +350,15 @@ class _Rows:
             return buffer if readers_of(eqn) else self.block.call(slicing.barrier, [buffer], eqn)[0]
         (found,) = self.block.call(slicing.fence, [self.zero, buffer, *token], eqn)
         return found
+
+
+def _is_converted(eqn: Equation) -> bool:
+    """Return whether XLA converts what an equation multiplies to float32 first, on a CPU: in a fusion, and all of it.
+
+    The product takes longer than the wait. For float32 there is no such fusion.
+    """
+    dtypes = [v.aval.dtype for v in eqn.invars] if eqn.primitive.name == "dot_general" else []
+    return any(jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 for dtype in dtypes)
 
 
 def _places(eqn: Equation, how: How) -> int:

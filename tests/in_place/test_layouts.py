@@ -11,6 +11,8 @@ from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 
 from jax_tensorarray import in_place
+from jax_tensorarray._compat import barriers_hold
+from jax_tensorarray._hlo import text as hlo_text
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +94,26 @@ def test_a_cache_is_not_moved(name, is_batched):
     program = compiled(ours, x)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), program(x), in_numpy(plain)(x))
     assert_no_whole_buffer_copy(program, np.stack([CACHE] * len(x)) if is_batched else CACHE)
+
+
+@pytest.mark.skipif(not barriers_hold("cpu"), reason="where no barrier holds, XLA makes the update again")
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_a_cache_of_half_precision_is_not_copied(dtype):
+    """XLA converts all of it for a product, in a fusion that would also make the update again."""
+
+    def f(h):
+        def step(cache, x):
+            t, q = x
+            cache = cache.at[t].set(q)
+            weights = jax.nn.softmax(jnp.einsum("hd,thd->ht", q, cache).astype(jnp.float32))
+            return cache, jnp.einsum("ht,thd->hd", weights.astype(dtype), cache)
+
+        return lax.scan(step, jnp.zeros_like(h), (jnp.arange(len(h)), h))[1]
+
+    h = np.linspace(-1, 1, 1024).reshape(32, 2, 16).astype(dtype)
+    program = compiled(in_place(f), h)
+    np.testing.assert_allclose(np.float64(program(h)), np.float64(jit(f)(h)), rtol=0.02, atol=0.02)
+    assert not hlo_text.copies_in_loops(program.as_text(), h.nbytes)
 
 
 @pytest.mark.parametrize(
