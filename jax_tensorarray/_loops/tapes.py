@@ -58,6 +58,9 @@ def make(tapes: Sequence[TapeType]) -> list[Array]:
 
 _PARAMS = row_params("tape", "drop", is_tape=True)
 
+#: The scope of a write to a tape, by which the doctor knows it in the compiled program.
+SCOPE = "ta_tape"
+
 
 def record(
     tapes: Sequence[Array], k: Array, residuals: Sequence[Array], steps: Sequence[int | None] | None = None
@@ -71,7 +74,8 @@ def record(
         if is_on_host(jax.typeof(tape)):
             return ta_host_write(tape, k, residual)
         if n is None:
-            return ta_write_p.bind(tape, k, residual, **_PARAMS)
+            with jax.named_scope(SCOPE):
+                return ta_write_p.bind(tape, k, residual, **_PARAMS)
         return ta_write_part(tape, k, residual, largest(residuals[n]))
 
     return list(map(write, tapes, residuals, steps or [None] * len(tapes)))

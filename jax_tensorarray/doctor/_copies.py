@@ -20,6 +20,7 @@ from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._in_place import arguments
+from jax_tensorarray._loops import tapes
 from jax_tensorarray.doctor._advice import ADVICE, NAMES
 from jax_tensorarray.doctor._arguments import ArgumentCopy, alike, argument_copies, sentences
 from jax_tensorarray.doctor._kept import LISTED, Kept, in_all, kept_for_gradient, worth_listing
@@ -276,7 +277,7 @@ def counts(finding: hlo_buffers.Finding, min_bytes: int) -> bool:
 
 
 #: Names of what row ops are lowered to: `.../ta_write` for a call, `.../ta_write/dynamic_update_slice` for a slice.
-_OF_ROW_OP, _OF_WRITE = re.compile(r"/ta_\w+(/\w+)?$"), re.compile(r"/ta_write(/\w+)?$")
+_OF_ROW_OP, _OF_TAPE = re.compile(r"/ta_\w+(/\w+)?$"), re.compile(rf"/{tapes.SCOPE}/ta_write(/\w+)?$")
 
 
 def _special(finding: hlo_buffers.Finding) -> str:
@@ -291,7 +292,7 @@ def _is_for_gradient(finding: hlo_buffers.Finding) -> bool:
 
 def _is_tape(finding: hlo_buffers.Finding) -> bool:
     """Return whether a loop of this library puts the buffer on its tape."""
-    return finding.kind == "save" and _OF_WRITE.search(finding.at[0].op_name) is not None
+    return finding.kind == "save" and _OF_TAPE.search(finding.at[0].op_name) is not None
 
 
 def _temporary(compiled: Any) -> int:

@@ -19,6 +19,7 @@ from jax import lax
 from row_programs import ours, plain, programs
 
 from jax_tensorarray import TensorArray, _kernels, ta_read, ta_write, while_loop
+from jax_tensorarray import in_place as transformed
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
@@ -159,6 +160,20 @@ def test_our_loop_is_named_by_its_own_lines_and_not_recommended_to_who_uses_it()
     assert "while_loop" not in advice
     as_advised = loop_copies(jax.grad(functools.partial(attention_in_our_loop, residuals="undo")))(X)
     assert {copy.kind for copy in as_advised} <= {"anew", "copy"}  # the cotangent of all rows, in every step
+
+
+def test_a_history_of_the_program_is_no_tape():
+    def frames(noise):
+        def step(carry, x):
+            (stack, history), (t, e) = carry, x
+            stack = jnp.roll(stack, -1, 0).at[-1].set(0.9 * stack[-1] + e)
+            return (stack, history.at[t].set(stack)), None
+
+        start = jnp.zeros((4, 8)), jnp.zeros((len(noise), 4, 8))
+        return lax.scan(step, start, (jnp.arange(len(noise)), noise))[0][1]
+
+    assert "kept-on-the-tape" not in {copy.reason for copy in loop_copies(transformed(frames))(X)}
+    assert "kept-on-the-tape" in {copy.reason for copy in loop_copies(jax.grad(attention_in_our_loop))(X)}
 
 
 @pytest.mark.parametrize(
