@@ -4,7 +4,7 @@ import jax
 import pytest
 
 # A package of its own, with tests that need its kernels.
-collect_ignore = ["jax_tensorarray/template/project"]
+collect_ignore = ["template"]
 
 
 @pytest.hookimpl(tryfirst=True)

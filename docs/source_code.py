@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-TEMPLATE = ROOT / "jax_tensorarray" / "template" / "project"
+TEMPLATE = ROOT / "template"
 
 _LANGUAGES = {"py": "python", "h": "cpp", "cc": "cpp", "cu": "cpp", "txt": "cmake", "toml": "toml", "yml": "yaml"}
 

@@ -150,9 +150,16 @@ def expected_files(package: str, source: Path) -> set[str]:
     """Return the files of a wheel, with `*` for what depends on the platform."""
     if package == CUDA:
         return {f"{CUDA}/__init__.py", f"{CUDA}/_cuda*.so"}
-    files = {path.relative_to(source) for path in (source / CPU).rglob("*") if path.is_file() and path.suffix != ".so"}
+    # CMakeLists.txt installs the template and, below, the page of messages.
+    folders = {source / CPU: Path(CPU), source / "template": Path(CPU, "_template")}
+    files = {
+        to / path.relative_to(folder)
+        for folder, to in folders.items()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".so"
+    }
     kept = {path.as_posix() for path in files if not any(part.endswith(("cache", "cache__")) for part in path.parts)}
-    return kept | {f"{CPU}/_cpu*.so", f"{CPU}/doctor/messages.md"}  # CMakeLists.txt installs the page of messages
+    return kept | {f"{CPU}/_cpu*.so", f"{CPU}/doctor/messages.md"}
 
 
 def check_wheel(wheel: Path, package: str, kind: str, source: Path, version: str) -> str:

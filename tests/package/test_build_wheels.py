@@ -20,6 +20,7 @@ FILES = {
     "jax_tensorarray/__init__.py": "",
     "jax_tensorarray/_ops/read.py": "",
     "jax_tensorarray/doctor/messages.md": "",
+    "jax_tensorarray/_template/.gitignore": "",
     "jax_tensorarray/py.typed": "",
     "jax_tensorarray/_cpu.abi3.so": "",
     "jax_tensorarray-1.2.3.dist-info/METADATA": "",
@@ -35,8 +36,9 @@ PLUGIN_FILES = {
 
 @pytest.fixture
 def check(tmp_path):
-    for name in ("__init__.py", "_ops/read.py", "py.typed", "_cpu.cpython-311-x86_64-linux-gnu.so"):
-        file = tmp_path / "source" / "jax_tensorarray" / name
+    package = ("__init__.py", "_ops/read.py", "py.typed", "_cpu.cpython-311-x86_64-linux-gnu.so")
+    for name in (*(f"jax_tensorarray/{name}" for name in package), "template/.gitignore"):
+        file = tmp_path / "source" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
 
@@ -54,9 +56,9 @@ def without(files, *names):
 
 
 def test_good_wheels_pass(check):
-    assert check(ABI3, FILES) == "7 files"
+    assert check(ABI3, FILES) == "8 files"
     own = without(FILES, "jax_tensorarray/_cpu.abi3.so") | {"jax_tensorarray/_cpu.cpython-311-darwin.so": ""}
-    assert check("jax_tensorarray-1.2.3-cp311-cp311-macosx_11_0_arm64.whl", own, "cp311") == "7 files"
+    assert check("jax_tensorarray-1.2.3-cp311-cp311-macosx_11_0_arm64.whl", own, "cp311") == "8 files"
     assert check(PLUGIN, PLUGIN_FILES, "cp311", "jax_tensorarray_cuda13") == "3 files"
 
 
@@ -70,6 +72,7 @@ def test_good_wheels_pass(check):
         pytest.param(ABI3, without(FILES, "jax_tensorarray/_cpu.abi3.so"), id="no module"),
         pytest.param(ABI3, without(FILES, "jax_tensorarray/_ops/read.py"), id="a file too few"),
         pytest.param(ABI3, without(FILES, "jax_tensorarray/doctor/messages.md"), id="no page of messages"),
+        pytest.param(ABI3, without(FILES, "jax_tensorarray/_template/.gitignore"), id="no template"),
         pytest.param(
             ABI3,
             without(FILES, "jax_tensorarray/_cpu.abi3.so")

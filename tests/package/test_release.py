@@ -80,7 +80,7 @@ def test_wheels_for_pypi_are_tested_with_files_that_are_there():
         assert (ROOT / file).exists(), file
 
 
-WORKFLOWS = [*ROOT.glob(".github/workflows/*.yml"), *ROOT.glob("jax_tensorarray/template/project/.github/workflows/*")]
+WORKFLOWS = [*ROOT.glob(".github/workflows/*.yml"), *ROOT.glob("template/.github/workflows/*")]
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.relative_to(ROOT).as_posix())

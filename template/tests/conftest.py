@@ -8,8 +8,11 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.sharding import AxisType, Mesh
 
 import decay_row
+from decay_row import _ffi
+from helpers import devices_of
 
 HERE, IMPORTED = Path(__file__).parents[1] / "decay_row", Path(decay_row.__file__).parent
 if not IMPORTED.samefile(HERE) and "DECAY_ROW_INSTALLED" not in os.environ:
@@ -36,6 +39,19 @@ HAS_GPU = _has_gpu()
 def platform(request):
     with jax.default_device(jax.devices(request.param)[0]):
         yield request.param
+
+
+@pytest.fixture
+def kernel(platform):
+    if platform not in _ffi.platforms:
+        pytest.skip(f"no kernel was built for {platform}")
+
+
+@pytest.fixture
+def mesh(platform):
+    mesh = Mesh(devices_of(platform), "d", axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        yield mesh
 
 
 @pytest.fixture(scope="session")

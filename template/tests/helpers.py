@@ -1,10 +1,13 @@
 """What the tests of all ops need."""
 
+import ctypes
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 # --- expected values -------------------------------------------------------------------------------------------
 
@@ -13,13 +16,6 @@ def assert_close(found, expected, dtype=np.float64):
     tolerance = max(1e-12, 8 * float(jnp.finfo(dtype).eps))
     for f, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(f, complex), np.asarray(e, complex), rtol=tolerance, atol=tolerance)
-
-
-def by_a_loop(f, axes, args):
-    """Compute `jax.vmap(f, axes)(*args)` one example after the other."""
-    size = next(len(x) for x, a in zip(args, axes, strict=True) if a == 0)
-    rows = [f(*(x if a is None else x[k] for x, a in zip(args, axes, strict=True))) for k in range(size)]
-    return jax.tree.map(lambda *xs: jnp.stack(xs), *rows)
 
 
 # --- compiled programs -----------------------------------------------------------------------------------------
@@ -44,6 +40,27 @@ def gathers(f, *args):
     return re.findall(r"\S+ (?:all-gather|all-to-all|collective-permute)(?:-start)?\(", text)
 
 
+# --- kernels ---------------------------------------------------------------------------------------------------
+
+
+def call(target, operands, results, batch_dims):
+    """Call a kernel by hand, with zeros of these types."""
+    called = jax.ffi.ffi_call(target, [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in results])
+    zeros = (jnp.zeros(t.shape, t.dtype) for t in operands)
+    return jax.block_until_ready(called(*zeros, batch_dims=np.int64(batch_dims)))
+
+
+def refused():
+    """Expect that a call by hand is an error before memory is touched."""
+    text = r"(decay_row|logsumexp_rows): .* does not fit the buffer|Wrong buffer dtype"
+    return pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=text)
+
+
+def launch(function, sizes, *arrays):
+    """Run the threads of a GPU on the CPU, by a function of `threads.cc`, which updates arrays of NumPy."""
+    function(*map(ctypes.c_int64, sizes), *(ctypes.c_void_p(x.ctypes.data) for x in arrays))
+
+
 # --- meshes ----------------------------------------------------------------------------------------------------
 
 
@@ -51,3 +68,8 @@ def devices_of(platform):
     """Return four devices, or one where there are fewer."""
     devices = jax.devices(platform)
     return np.array(devices[: 4 if len(devices) >= 4 else 1])
+
+
+def put(mesh, x, *spec):
+    """Divide an array among the devices of a mesh."""
+    return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))

@@ -24,23 +24,23 @@ void logsumexp(int64_t batch, int64_t size, int64_t row, int64_t parts, T* scrat
 }
 
 extern "C" {
-void update_f32(int64_t batch, int64_t size, int64_t row, const int32_t* index, const float* value, const float* scale,
-                float* buffer, float* old) {
+void update_float32(int64_t batch, int64_t size, int64_t row, const int32_t* index, const float* value,
+                    const float* scale, float* buffer, float* old) {
   update(batch, size, row, index, value, scale, buffer, old);
 }
 
-void update_f64(int64_t batch, int64_t size, int64_t row, const int32_t* index, const double* value,
-                const double* scale, double* buffer, double* old) {
+void update_float64(int64_t batch, int64_t size, int64_t row, const int32_t* index, const double* value,
+                    const double* scale, double* buffer, double* old) {
   update(batch, size, row, index, value, scale, buffer, old);
 }
 
-void logsumexp_f32(int64_t batch, int64_t size, int64_t row, int64_t parts, float* scratch, const float* buffer,
-                   float* out) {
+void logsumexp_float32(int64_t batch, int64_t size, int64_t row, int64_t parts, float* scratch, const float* buffer,
+                       float* out) {
   logsumexp(batch, size, row, parts, scratch, buffer, out);
 }
 
-void logsumexp_f64(int64_t batch, int64_t size, int64_t row, int64_t parts, double* scratch, const double* buffer,
-                   double* out) {
+void logsumexp_float64(int64_t batch, int64_t size, int64_t row, int64_t parts, double* scratch, const double* buffer,
+                       double* out) {
   logsumexp(batch, size, row, parts, scratch, buffer, out);
 }
 }
