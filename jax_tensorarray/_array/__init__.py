@@ -5,3 +5,7 @@ has an object for each representation, `stacked` and `ragged`, and `making` make
 version of the rows that `history` keeps. `in_loops` prepares arrays for loops, `checks` converts what users pass, and
 `pytree` and `flax` let JAX and flax take arrays apart.
 """
+
+from jax_tensorarray._array import pytree  # registers the class, also for an array that is unpickled
+
+__all__ = ["pytree"]

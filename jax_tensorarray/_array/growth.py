@@ -1,9 +1,6 @@
 """The default bound that `growing` gives to arrays and loops, and how a full one asks for more."""
 
-import jax
-
-#: The present bound while such a function is traced, else None. JAX's caches of traced functions know it.
-bound = jax.make_user_context(None)
+from jax_tensorarray import _contexts
 
 #: Stands in the text of each error that a larger bound cures.
 CURED = "the bound of growing"
@@ -14,4 +11,4 @@ class NeedsMoreError(ValueError):
 
 
 def needs_more(what: str) -> NeedsMoreError:
-    return NeedsMoreError(f"{what} ({CURED} is {bound.value})")
+    return NeedsMoreError(f"{what} ({CURED} is {_contexts.bound.value})")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _contexts
 from jax_tensorarray._array import checks, growth
 from jax_tensorarray._array.checks import Shape
 
@@ -70,8 +70,8 @@ class Spec:
             max_size = known
         dtype = checks.as_dtype(rows[0][1]) if element == ONE else None
         in_buffers = infer_shape or all(checks.is_known(shape) for shape, _ in rows)
-        is_found = bool(dynamic_size) and max_size is None and in_buffers and growth.bound.value is not None
-        max_size, found_by = (growth.bound.value, "growing") if is_found else (max_size, "")
+        is_found = bool(dynamic_size) and max_size is None and in_buffers and _contexts.bound.value is not None
+        max_size, found_by = (_contexts.bound.value, "growing") if is_found else (max_size, "")
         return cls(element, bool(dynamic_size), max_size, infer_shape, rows[0][0], dtype, found_by=found_by)
 
     def check_max_size(self, size: int, text: str = "TensorArray: size {size} is larger than max_size {most}") -> None:

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self
 
 import jax
 
-from jax_tensorarray import _compat, _faults
+from jax_tensorarray import _compat, _contexts, _faults
 from jax_tensorarray._in_place import (
     arguments,
     checking,
@@ -26,7 +26,6 @@ from jax_tensorarray._in_place import (
 from jax_tensorarray._in_place.repair import Repair, Request
 from jax_tensorarray._jaxprs import jaxprs, refs, registry
 from jax_tensorarray._loops.api import strategy_within
-from jax_tensorarray._loops.choosing import repairs_first
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._ops.primitive import hunting, hunts_nans
@@ -359,7 +358,7 @@ def compiled(
     def rewritten(given: list[Any], named: dict[str, Any], log_as: Callable[[Any], None]) -> arguments.Results:
         for library in RULES_OF_LIBRARIES & sys.modules.keys():
             importlib.import_module(f"jax_tensorarray._in_place.{library}")
-        with strictness.marked(fun, request.strict), repairs_first(request):
+        with strictness.marked(fun, request.strict), _contexts.repairs_first(request):
             traced = plain.trace(*given, **named)
             log_as(traced.jaxpr)
             jaxpr = refs.as_arrays(traced.jaxpr)

@@ -15,14 +15,12 @@ import jax
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 
-from jax_tensorarray import _compat, _faults
+from jax_tensorarray import _compat, _contexts, _faults
 from jax_tensorarray._in_place import control
 from jax_tensorarray._in_place.repair import Repair, Request
 from jax_tensorarray._in_place.values import Value, is_weak, with_type
 from jax_tensorarray._jaxprs import jaxprs, refs, registry
 from jax_tensorarray._loops import host
-from jax_tensorarray._loops.choosing import repairs_first
-from jax_tensorarray._loops.from_jax import becomes_ours
 
 
 def _repairing(primitive: Primitive) -> Callable[..., Any]:
@@ -32,8 +30,8 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
     def bind(*args: Any, **params: Any) -> Any:
         if primitive is jax_primitives.scan_p and not params["length"] and jaxprs.has_ours(params["jaxpr"]):
             return usual(*args, **params | {"jaxpr": _never_run(params)})
-        request = repairs_first.value
-        if request is None or becomes_ours.value or not any(map(_compat.is_differentiated, args)):
+        request = _contexts.repairs_first.value
+        if request is None or _contexts.becomes_ours.value or not any(map(_compat.is_differentiated, args)):
             return usual(*args, **params)
         are_refs = [isinstance(x, jax.Ref) for x in args]
         if any(are_refs) or any(map(_compat.makes_refs, jaxprs.jaxprs_in(params))):
@@ -44,7 +42,7 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
         repair = Repair(request)
         if not repair.finds_in(loop):
             return usual(*args, **params)
-        with repairs_first(None):
+        with _contexts.repairs_first(None):
             [body] = registry.ENTRIES[primitive.name].bodies(params)
             try:
                 outs = control.RULES[primitive.name](repair, loop, list(map(Value, args)), {})
@@ -76,7 +74,7 @@ def _with_refs(
     """Run a loop over refs on their contents, and store the results in the refs that it writes."""
     repair = Repair(request)
     given = [x[...] if flag else x for x, flag in zip(args, are_refs, strict=True)]
-    with repairs_first(None):
+    with _contexts.repairs_first(None):
         plain = jax.make_jaxpr(refs.on_arrays(loop, are_refs))(*given)
         jaxpr = refs.as_arrays(plain)
         if jaxpr is plain or not repair.finds(jaxpr):

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax
 from jax.extend import source_info_util
 from jax.extend.core import Jaxpr
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _contexts
 from jax_tensorarray._in_place import patterns
 from jax_tensorarray._in_place.values import Left, Value
 from jax_tensorarray._jaxprs import jaxprs, kinds, registry
@@ -45,9 +44,6 @@ class Listener:
         self.notes: list[Remark] = []
 
 
-#: The listener. It is a part of the key in JAX's caches, so everything is traced anew and all rules are asked.
-listening = jax.make_user_context(None)
-
 #: The listener of the log. It hears what is traced anyway, so it is no part of a key.
 _hearing: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("hearing", default=None)
 
@@ -65,7 +61,7 @@ def hearing() -> Iterator[list["Remark"]]:
 
 def _listener() -> Any:
     """Return the listener, None if there is none."""
-    return listening.value or _hearing.get()
+    return _contexts.listening.value or _hearing.get()
 
 
 KINDS = {

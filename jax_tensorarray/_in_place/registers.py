@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 
-from jax_tensorarray import _compat, _gates
+from jax_tensorarray import _compat, _contexts, _gates
 from jax_tensorarray._in_place import explained, twins
 from jax_tensorarray._in_place.representations import Held
 from jax_tensorarray._in_place.rings import Ring, Rings, longer, spread
@@ -76,7 +76,7 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
 
 def say_why(loop: Any, body: registry.Body) -> None:
     """Say of each carry of a loop whose rows move why it is not a ring."""
-    if explained.listening.value is None:
+    if _contexts.listening.value is None:
         return
     axes, length, predicate = _candidates(body, least=0), loop.params.get("length"), loop.params.get("cond_jaxpr")
     shape = () if predicate is None else predicate.out_avals[0].shape

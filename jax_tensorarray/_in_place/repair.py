@@ -9,7 +9,7 @@ from jax import lax
 from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _contexts
 from jax_tensorarray._in_place import (
     explained,
     factors,
@@ -131,7 +131,7 @@ class Repair:
     def call(self, f: Callable[..., Any], *args: Any, then: "Repair | None" = None) -> Any:
         """Call a function, with its loops repaired before it differentiates them, and the rest by `then`."""
         _compat.first_use()
-        with choosing.repairs_first(self.request):
+        with _contexts.repairs_first(self.request):
             jaxpr, out = jax.make_jaxpr(f, return_shape=True)(*args)
         outs = (then or self).function(jaxpr, is_whole=True)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(out), outs)
@@ -152,7 +152,7 @@ class Repair:
         """Return whether there is something to repair in a jaxpr."""
         if any(map(self.finds_in, _compat.opened(jaxpr).eqns)):
             return True
-        is_explained = explained.listening.value is not None
+        is_explained = _contexts.listening.value is not None
         return self.in_loop and patterns.chooses_rows(jaxpr, by_products=is_explained)
 
     def finds_in(self, eqn: Equation) -> bool:

@@ -3,14 +3,10 @@
 import contextlib
 from collections.abc import Iterator
 
-import jax
-
+from jax_tensorarray import _contexts
 from jax_tensorarray._environment import value_of
 
 VARIABLE = "JAX_TENSORARRAY_IN_PLACE"
-
-#: Whether `disable_in_place` or `enable_in_place` decides, and how. It is a part of the key in JAX's caches.
-_decided = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
@@ -36,14 +32,14 @@ def disable_in_place() -> Iterator[None]:
     >>> "ta_write" in str(jax.make_jaxpr(f)(jnp.ones(4)))
     True
     """
-    with _decided("off"):
+    with _contexts.decided("off"):
         yield
 
 
 @contextlib.contextmanager
 def enable_in_place() -> Iterator[None]:
     """Turn `in_place` on in a block, whatever the environment says: for the doctor, which shows what it would do."""
-    with _decided("on"):
+    with _contexts.decided("on"):
         yield
 
 
@@ -54,7 +50,6 @@ def why_off(enabled: bool = True) -> str:
     """
     if not enabled:
         return "enabled=False"
-    decided = _decided.value
-    if decided is not None:
-        return "disable_in_place()" if decided == "off" else ""
+    if _contexts.decided.value is not None:
+        return "disable_in_place()" if _contexts.decided.value == "off" else ""
     return f"{VARIABLE}=0" if value_of(VARIABLE, ("0", "1"), "1") == "0" else ""

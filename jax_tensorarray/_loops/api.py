@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _contexts
 from jax_tensorarray._array import growth
 from jax_tensorarray._array.in_loops import entering_loop, leaving_loop, needs_to_look
 from jax_tensorarray._loops.as_while import by_rows, counting, row_of
@@ -226,7 +226,7 @@ def run_while(
     If it needs more steps, it raises the error with that text. Without a text it ends there.
     """
     check_max_steps("while_loop", max_steps)
-    if max_steps is None and (most := growth.bound.value) is not None:
+    if max_steps is None and (most := _contexts.bound.value) is not None:
         max_steps, error = most, _MORE
     strategy = _strategy_of("while_loop", residuals, max_steps)
     init_val = entering_loop(body_fun, init_val, max_steps)
@@ -298,7 +298,7 @@ def fori_loop(
             max_steps = steps
         elif steps > max_steps and error:
             raise ValueError(too_many("fori_loop", f"upper - lower is {steps}, more than max_steps={max_steps}"))
-    if max_steps is None and (most := growth.bound.value) is not None:
+    if max_steps is None and (most := _contexts.bound.value) is not None:
         max_steps, error = most, _MORE
     if _is_inverse(residuals):
         raise ValueError("fori_loop: Inverse is for while_loop and scan; write residuals=Undo() or Checkpoint(16)")

@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad
 
-from jax_tensorarray import _compat, _gates
+from jax_tensorarray import _compat, _contexts, _gates
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.custom_jvp import OfCall, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
@@ -38,14 +38,9 @@ from jax_tensorarray._types import Equation, bytes_of
 Array = jax.Array
 
 
-#: What `in_place` is to do with a loop before it is differentiated; after that the loop has its choice. It is a part of
-#: the key in JAX's caches of traced functions.
-repairs_first = jax.make_user_context(None)
-
-
 def bind(eqn: Equation, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
     """Run a scan as JAX does, which chooses by the strategy when it is differentiated."""
-    if repairs_first.value is not None and any(map(_compat.is_differentiated, operands)):
+    if _contexts.repairs_first.value is not None and any(map(_compat.is_differentiated, operands)):
         return jaxprs.bind(eqn, operands)
     return _bind(eqn, operands, strategy)
 

@@ -14,7 +14,7 @@ from jax.export import is_symbolic_dim
 from jax.extend import core as jex
 from jax.extend.core import primitives as jax_primitives
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _contexts
 from jax_tensorarray._jaxprs import jaxprs, refs
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy
@@ -81,18 +81,13 @@ def lax_known_fori_loop(body_fun: Any, init: Any, lower: Any, upper: Any, unroll
     return lax.fori_loop(lower, upper, body_fun, init, unroll=unroll)
 
 
-#: Whether a loop of JAX is traced to become one of ours, which `in_place` need not look at yet. It is a part of the key
-#: in JAX's caches of traced functions.
-becomes_ours = jax.make_user_context(False)
-
-
 def _trace(loop: Callable[..., Any], functions: Sequence[Any], types: Any, tree: Any, options: Sequence[Any]) -> Any:
     """Return the jaxpr of a loop of JAX, and the shapes of its results."""
 
     def flat(*leaves: Array) -> Any:
         return loop(*functions, *jax.tree.unflatten(tree, leaves), *options)
 
-    with jax.disable_jit(False), becomes_ours(True):
+    with jax.disable_jit(False), _contexts.becomes_ours(True):
         jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*types)
     return refs.as_arrays(jaxpr), shape
 

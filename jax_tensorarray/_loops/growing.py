@@ -7,7 +7,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
-from jax_tensorarray import _compat, _kernels
+from jax_tensorarray import _compat, _contexts, _kernels
 from jax_tensorarray._array import growth
 from jax_tensorarray._array.in_loops import leaving_loop
 from jax_tensorarray._ops.calls import WITHOUT_KERNELS
@@ -133,7 +133,7 @@ class Growing(Generic[_P, _R]):
 
             @functools.wraps(self._fun)
             def bounded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-                with growth.bound(bound):
+                with _contexts.bound(bound):
                     return self._fun(*args, **kwargs)
 
             self._compiled[bound] = jax.jit(bounded, **self._options)

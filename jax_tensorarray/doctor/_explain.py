@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.extend import source_info_util
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _contexts
 from jax_tensorarray._in_place import api, arguments, explained
 from jax_tensorarray._in_place.repair import Request
 from jax_tensorarray._loops.api import strategy_within
@@ -139,7 +139,7 @@ def explain(
     def of(*args: Any, **kwargs: Any) -> Explanation:
         call = static.split(_is_typed, args, kwargs)
         listener = explained.Listener()
-        with jax.disable_jit(False), explained.listening(listener):
+        with jax.disable_jit(False), _contexts.listening(listener):
             api.compiled(fun, request, static).eval_shape(*call.args, **call.kwargs)
         notes, listener.notes = listener.notes, []  # JAX's caches keep the listener
         return _listed(notes)
