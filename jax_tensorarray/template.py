@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\nBuild and test it. {option} leaves out the kernels for GPUs, which take minutes to compile:\n")
     print(f"  {option} python -m pip install -e {shlex.quote(place + '[test]')}")
     print(f"  python -m pytest {shlex.quote(place)}")
-    print("\nBoth take about 80 seconds of CPU time. Without a GPU, one half of the tests is skipped.")
+    print("\nBoth take about 90 seconds of CPU time. Without a GPU, one half of the tests is skipped.")
 
 
 if __name__ == "__main__":
