@@ -71,8 +71,6 @@ def _of_wild() -> dict[str, str]:
         "wild.programs": str(len(rows)),
         "wild.libraries": str(len(set(libraries))),
         **{f"wild.{name}": str(len(of)) for name, of in found.items()},
-        "wild.slower": str(len(slower)),
-        "wild.slower_by": f"{max(slower):.1f}",
         "wild.best": f"{max(best):.0f}",
         "wild.made": evidence.made_on(_read("wild-cpu.json")),
         "wild.distribution": _distribution(found, slower),
@@ -93,8 +91,9 @@ def _distribution(found: Mapping[str, list[tuple[str, float]]], slower: list[flo
         "some": f"{NOISE} to two times as fast",
         "none": f"the same, within {100 * (NOISE - 1):.0f} %",
     }
-    many = "one gradient takes" if len(slower) == 1 else f"{len(slower)} variants take up to"
-    about["none"] += f"; {many} {max(slower):.1f} times as long"
+    if slower:
+        many = "one variant takes" if len(slower) == 1 else f"{len(slower)} variants take up to"
+        about["none"] += f"; {many} {max(slower):.1f} times as long"
     lines = [f"| {text} | {len(found[name])} | {such_as(found[name])} |" for name, text in about.items()]
     return "\n".join(["| with `in_place` | programs | such as |", "|---|--:|---|", *lines])
 
