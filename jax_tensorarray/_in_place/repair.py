@@ -65,6 +65,7 @@ class Repair:
         self.request, self.in_loop, self.active = request, in_loop, active
         #: See `parts.put_together`: variables of what is evaluated, and of what it inlines.
         self.put_together: dict[Any, parts.Step] = {}
+        self.computed_with = set[Any]()  #: variables, whose cotangents are made as a whole in any case
 
     def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
         """Return the outputs, given the inputs and perhaps what is known of other variables."""
@@ -76,6 +77,7 @@ class Repair:
         viewed = views.viewed(inner, patterns.masks_among(inner.invars, inputs)) if self.in_loop else set()
         if self.in_loop:
             self.put_together.update(parts.put_together(inner))
+            self.computed_with |= views.computed_with(inner)
 
         def read(v: Any) -> Value:
             return Value.of_literal(v) if isinstance(v, jex.Literal) else values[v]
@@ -236,6 +238,8 @@ class Repair:
             return Left("not-in-a-loop")
         if jaxprs.has_symbolic_shapes(eqn):
             return Left("symbolic-shape")
+        if name == "slice" and eqn.invars[0] in self.computed_with:
+            return Left("made-in-the-step")
         why = Left()
         for rule in RULES.get(name, ()):
             results = rule(eqn, operands)

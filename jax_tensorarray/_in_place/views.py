@@ -43,6 +43,18 @@ def viewed(jaxpr: Jaxpr, masks: frozenset[Any] = frozenset()) -> frozenset[Any]:
 
 
 @_compat.cached
+def computed_with(jaxpr: Jaxpr) -> frozenset[Any]:
+    """Return the variables that a jaxpr computes with as a whole: so does its derivative."""
+    opened = _compat.opened(jaxpr)
+    whole = _uses(opened, frozenset())[1]
+    eqns = [eqn for eqn in opened.eqns if eqn.primitive.name in _COMPUTES and eqn.outvars[0] in whole]
+    return frozenset(v for eqn in eqns for v in eqn.invars if not isinstance(v, jex.Literal))
+
+
+_COMPUTES = ELEMENTWISE - {"select_n"}
+
+
+@_compat.cached
 def _uses(jaxpr: Jaxpr, masks: frozenset[Any]) -> tuple[frozenset[Any], frozenset[Any]]:
     """Return the variables of which rows are read, and those that are used as a whole."""
     found = set[Any]()
