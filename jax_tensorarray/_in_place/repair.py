@@ -16,6 +16,7 @@ from jax_tensorarray._in_place import (
     indices,
     layouts,
     masks,
+    off,
     parts,
     patterns,
     registers,
@@ -171,7 +172,10 @@ class Repair:
             within = jaxprs.jaxprs_in(eqn.params)
             return any(map(self.of_loop().finds, within)) or twins.has_twins(loop, loop.inputs(eqn.invars, None))
         kind, inner = registry.entry_of(eqn).kind, list(jaxprs.jaxprs_in(eqn.params))
-        if kind in ("", "loop"):
+        if kind == "loop":  # one of this library stays, unless a `while_loop` of JAX in its body has to get a bound
+            bodies = registry.entry_of(eqn).bodies(eqn.params)
+            return self.request.max_steps is not None and any(off.has_while(body.jaxpr) for body in bodies)
+        if kind == "":
             return (self.in_loop and rows.is_of_rows(eqn)) or self._finds_in_lowering(eqn)
         # One with rules has been repaired before if it has row ops, except for its rules.
         if kind == "rules" and any(map(choosing.chooses, inner)):
@@ -221,6 +225,10 @@ class Repair:
                 return Left()
             if name in LOOPS:
                 return LOOPS[name](self, eqn, operands, added)
+            if registry.entry_of(eqn).kind == "loop":
+                body = eqn.params["body"]
+                repaired = jax.make_jaxpr(self.of_loop().function(body, is_whole=True))(*body.in_avals)
+                return list(map(Value, eqn.primitive.bind(*as_written(operands), **eqn.params | {"body": repaired})))
             if inner is not None:
                 return self.evaluate(inner, operands)
             arrays = as_written(operands)

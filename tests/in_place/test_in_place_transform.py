@@ -35,7 +35,7 @@ from reported import PROGRAMS as REPORTED
 from row_programs import programs
 from waiting import finish
 
-from jax_tensorarray import _kernels, in_place, ta_read, while_loop
+from jax_tensorarray import _kernels, fori_loop, in_place, ta_read, while_loop
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.checkpoint_policies import save_reads
@@ -1022,6 +1022,32 @@ def test_a_bounded_loop_of_ours_is_differentiated_inside():
 
     x = rows(20)[0]
     np.testing.assert_allclose(jit(in_place(jax.grad(f)))(x), jit(jax.grad(f))(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_while_loop_of_jax_in_a_loop_of_ours_gets_a_bound(counts, is_inside):
+    def f(x):
+        def fill(i, b):
+            goes_on, step = lambda c: c[0] < i % 4, lambda c: (c[0] + 1, c[1].at[c[0]].multiply(jnp.cos(c[1][3])))
+            return jnp.sin(b) + lax.while_loop(goes_on, step, (0, x))[1]
+
+        if counts:
+            return jnp.sum(fori_loop(jnp.int32(0), jnp.int32(6), fill, x, max_steps=7))
+        step = lambda c: (c[0] + 1, fill(*c))  # noqa: E731
+        return jnp.sum(while_loop(lambda c: c[0] < 6, step, (0, x), max_steps=7)[1])
+
+    def ours(most):
+        with_bound = functools.partial(in_place, max_steps=most)
+        return jit(jax.grad(with_bound(f)) if is_inside else with_bound(jax.grad(f)))
+
+    x = np.array([0.3, -0.4, 0.5, 0.6])
+    [expected] = oracle.gradient(f, [x])
+    np.testing.assert_allclose(ours(3)(x), expected, rtol=1e-6)
+    batch = jax.vmap(ours(3))(np.stack([x, -x]))
+    np.testing.assert_allclose(batch, [expected, oracle.gradient(f, [-x])[0]], rtol=1e-6)
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"a lax\.while_loop takes more than 2"):
+        finish(ours(2)(x))
 
 
 def test_a_number_that_is_added_to_zeros_in_a_loop():
