@@ -16,7 +16,7 @@ from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._ops.check import ta_check_p
-from jax_tensorarray._ops.primitive import ROW_OPS, varying_alike
+from jax_tensorarray._ops.primitive import ROW_OPS, varying_alike, zero_tangent
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -223,27 +223,15 @@ def nonzero_outputs(jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
     """Return which outputs have tangents if the flagged inputs do, as `jax.jvp` finds it."""
     if not any(flags):
         return [False] * len(jaxpr.out_avals)
-    found: list[list[bool]] = []
+    found: list[bool] = []
 
-    @jax.custom_jvp
-    def probe(*outs: Array) -> tuple[Array, ...]:
-        return outs
-
-    @functools.partial(probe.defjvp, symbolic_zeros=True)
-    def _(primals: Any, tangents: Any) -> Any:  # only called if some have tangents
-        found.append([not isinstance(t, SymbolicZero) for t in tangents])
-        return primals, tangents
-
-    def at(primals: Sequence[Array], tangents: Sequence[Array], others: Sequence[Array]) -> None:
-        def f(*some: Array) -> tuple[Array, ...]:
-            return probe(*function(jaxpr)(*merge(some, flags, others)))
-
-        jax.jvp(f, primals, tangents)
+    def at(primals: Sequence[Array], dots: Sequence[Array]) -> None:
+        _, tangents = jvp_of_some(function(jaxpr), primals, flags, dots)
+        found[:] = [not is_any_zero(t) for t in tangents]
 
     types = list(jaxpr.in_avals)
-    primals = flagged(types, flags)
-    jax.eval_shape(at, primals, [t.to_tangent_aval() for t in primals], types)
-    return found[-1] if found else [False] * len(jaxpr.out_avals)
+    jax.eval_shape(at, types, [t.to_tangent_aval() for t in flagged(types, flags)])
+    return found
 
 
 def fixed_point(
@@ -259,13 +247,33 @@ def fixed_point(
         carry = wider
 
 
-def jvp_of_some(f: Callable[..., Any], primals: Sequence[Any], nonzero: Sequence[bool], dots: Sequence[Array]) -> Any:
-    """Return the results of a function and their tangents, where the flagged arguments have the tangents `dots`."""
+def jvp_of_some(
+    f: Callable[..., Any], primals: Sequence[Any], nonzero: Sequence[bool], dots: Sequence[Array]
+) -> tuple[list[Any], list[Any]]:
+    """Return the results of a function and their tangents, where the flagged arguments have the tangents `dots`.
 
-    def at(*some: Array) -> Any:
-        return f(*merge(some, nonzero, primals))
+    If a result depends on none of these arguments, its tangent is an `ad.Zero`, as in JAX's own rules. `jax.jvp` would
+    return an array of zeros. With such a tangent JAX differentiates a `custom_vjp` in forward mode, which is an error.
+    """
+    has_tangent: list[bool] = []
 
-    return jax.jvp(at, flagged(primals, nonzero), dots)
+    @jax.custom_jvp
+    def probe(*outs: Array) -> tuple[Array, ...]:
+        return outs
+
+    @functools.partial(probe.defjvp, symbolic_zeros=True)
+    def _(primals: Any, tangents: Any) -> Any:  # only called if some have tangents
+        has_tangent[:] = [not isinstance(t, SymbolicZero) for t in tangents]
+        return primals, tangents
+
+    def at(*some: Array) -> list[Any]:
+        outs = list(f(*merge(some, nonzero, primals)))
+        probe(*outs)
+        return outs
+
+    outs, found = jax.jvp(at, flagged(primals, nonzero), dots)
+    zeros = list(map(zero_tangent, outs))
+    return outs, merge(flagged(found, has_tangent), has_tangent, zeros) if has_tangent else zeros
 
 
 def jvp_with_zeros(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:

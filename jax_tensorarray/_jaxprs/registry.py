@@ -16,6 +16,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.custom_jvp import OfCall, by, ta_custom_jvp_p, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, is_any_zero, merge
+from jax_tensorarray._ops.primitive import zero_tangent
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -63,7 +64,8 @@ class Change:
 
     before: Sequence[Array] = ()
     after: Sequence[Array] = ()
-    takes_some_cotangents = True  #: whether `backward` may be without those of some results, and return those of some
+    #: Whether `jvp` and `backward` may be without the tangents or cotangents of some results, and return those of some.
+    takes_some = True
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         """Return the results of the changed jaxpr, perhaps followed by further ones."""
@@ -181,7 +183,8 @@ def _flow(jaxpr: Jaxpr, flags: Sequence[bool], visit: Callable[[Any, list[bool]]
         if any(operands) and eqn.primitive.name != "stop_gradient":
             visit(eqn, operands)
             entry = entry_of(eqn)
-            follows = entry.kind not in ("rules", "divided")
+            # A rule `OfCall` differentiates what the call runs, so its zeros are those of the jaxpr.
+            follows = entry.kind not in ("rules", "divided") or isinstance(eqn.params.get("rule"), OfCall)
             of_bodies = [reached_in(body, operands) for body in entry.bodies(eqn.params) if follows]
             found = [any(some) for some in zip(*of_bodies, strict=True)] if of_bodies else [True] * len(eqn.outvars)
             marked |= {id(v) for v, flag in zip(eqn.outvars, found, strict=False) if flag and counts(v)}
@@ -246,20 +249,24 @@ def _custom_jvp(eqn: Equation, operands: Sequence[Array], change: Change) -> lis
 
     def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
+        has_tangent: list[bool] = []
 
         def derivative(primals: list[Array], dots: list[Array]) -> Any:
             outs, tangents = jaxprs.jvp_of_some(lambda *xs: jaxprs.bind(eqn, xs[first:]), primals, nonzero, dots)
-            return outs, flagged(tangents, are_inexact(outs))
+            tangents = tangents if change.takes_some else [_instantiated(t) for t in tangents]
+            has_tangent[:] = [not is_any_zero(t) for t in tangents]
+            return outs, flagged(tangents, has_tangent)
 
         outs, found = change.jvp(derivative, list(primals), flagged(tangents, nonzero), nonzero)
-        return outs, merge(found, are_inexact(outs), _zeros(outs))
+        flags = [*has_tangent, *are_inexact(outs[len(has_tangent) :])]
+        return outs, merge(found, flags, list(map(zero_tangent, outs)))
 
     return by(changed, operands, rule)
 
 
 def _custom_vjp(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array] | None:
     rules, asks = _compat.custom_vjp_rules(eqn), eqn.params["symbolic_zeros"]
-    if rules is None or (asks and not change.takes_some_cotangents):
+    if rules is None or (asks and not change.takes_some):
         return None
     operands, first = change.operands(operands), len(change.before)
     f = jax.custom_vjp(jaxprs.function(change.traced(eqn.params["call_jaxpr"], operands)))
@@ -286,7 +293,7 @@ def _custom_vjp(eqn: Equation, operands: Sequence[Array], change: Change) -> lis
         def of(kept: list[Array], some: list[Array]) -> tuple[list[Array], Any]:
             kept = merge(kept, [x is None for x in fixed], fixed)
             found, log = rules.backward(kept, merge(some, has_ct, cts))
-            found = found if change.takes_some_cotangents else [_instantiated(x) for x in found]
+            found = found if change.takes_some else [_instantiated(x) for x in found]
             is_made[:] = [not is_any_zero(x) for x in found]
             return flagged(found, is_made), log
 

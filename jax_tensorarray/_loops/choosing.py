@@ -190,8 +190,7 @@ def _by_strategy(
     options = WhileOptions(length, "a scan", strategy=better)
     loop = Loop([], [*consts, *xs], [number, *init, *ys], cond, body, options)
     after, _, tangents_after = (taped_jvp if better.tapes else replayed_jvp)(loop, dots)
-    zeros = [ad.instantiate_zeros(t) if hasattr(t, "aval") else t for t in _zeros(after)]
-    return after[1:], merge(tangents_after, dots.nonzero_carry, zeros)[1:]
+    return after[1:], merge(tangents_after, dots.nonzero_carry, _zeros(after))[1:]
 
 
 @_compat.cached

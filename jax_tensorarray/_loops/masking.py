@@ -241,7 +241,7 @@ class _Masking(registry.Change):
     If an example is not active, the derivative of such a result is that of its operand, whatever the rule says.
     """
 
-    takes_some_cotangents = False
+    takes_some = False
 
     def __init__(self, active: Array, operands: Sequence[MaskedValue]) -> None:
         self.before = [active]

@@ -1286,6 +1286,55 @@ def test_what_a_custom_vjp_closes_over_has_no_derivative():
     assert message(in_place(loss)) == message(jit(loss))
 
 
+def beside(c, x):
+    """Run a loop with two carries. Only the second one depends on `x`."""
+
+    def step(carry, k):
+        c, x = carry
+        return (c.at[k].set(jnp.sum(c) / 4), x.at[k].set(jnp.sin(x[k - 1]) * c[k])), None
+
+    return lax.scan(step, (c, x), jnp.arange(len(c)))[0]
+
+
+def beside_in_a_loop(c, x):
+    return lax.scan(lambda carry, _: (beside(*carry), None), (c, x), None, length=2)[0]
+
+
+beside_by_rule = jax.custom_jvp(beside)
+
+
+@functools.partial(beside_by_rule.defjvp, symbolic_zeros=True)
+def _(primals, tangents):
+    c, x = primals
+    (c, x), (_, dx) = jax.jvp(functools.partial(beside, c), (x,), (tangents[1],))
+    return (c, x), (tangents[0], dx)  # the first one is a `SymbolicZero`
+
+
+@pytest.mark.parametrize(
+    ("loop", "order"),
+    [
+        (beside, lambda f, ours: jax.vmap(ours(jax.grad(jax.checkpoint(f), 1)))),
+        (beside, lambda f, ours: jax.vmap(ours(lambda c, x: jax.jvp(functools.partial(f, c), (x,), (x,))))),
+        (beside_in_a_loop, lambda f, ours: jax.vmap(lambda c, x: jax.jvp(functools.partial(ours(f), c), (x,), (x,)))),
+        (beside_by_rule, lambda f, ours: jax.vmap(lambda c, x: jax.jvp(functools.partial(ours(f), c), (x,), (x,)))),
+        (beside_by_rule, lambda f, ours: jax.vmap(jit(jax.grad(jax.checkpoint(ours(f)), 1)))),
+    ],
+    ids=["checkpoint", "jvp", "a loop in a loop", "a rule with symbolic zeros", "such a rule in a checkpoint"],
+)
+def test_a_custom_vjp_of_a_carry_without_a_tangent(loop, order):
+    """An array of zeros as the tangent is an error: JAX would differentiate the `custom_vjp` in forward mode."""
+    doubled = jax.custom_vjp(lambda c: 2 * c)
+    doubled.defvjp(lambda c: (2 * c, c), lambda c, ct: (2 * ct,))
+
+    def loss(c, x):
+        c, x = loop(c, x)
+        return jnp.sum(jnp.sin(doubled(c)) * x)
+
+    args = np.random.default_rng(0).standard_normal((2, 3, 16))
+    got = order(loss, functools.partial(in_place, memory=64))(*args)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), got, order(loss, lambda f: f)(*args))
+
+
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("order", ["grad(in_place)", "in_place(grad)", "vmap"])
 def test_a_cotangent_keeps_the_dtype_that_a_rule_has_given_it(order, asks):
