@@ -1,16 +1,17 @@
 """Indices out of range as data: a loop carries a record of the first one, and a call after the loop raises it.
 
 A call of a kernel raises where it is, and takes ten times as long as a slice of one row. So in a loop an op has its
-index checked by arithmetic of XLA's own: the first that is out of range becomes the record, which is the op, the index
-and the number of rows. The result of the op does not matter then, and a loop that counts its steps runs to its end. Any
-other loop goes on only while the record is empty, since what it waits for may be due to a row that was not there.
+index checked by arithmetic of XLA's own: the first that is out of range becomes the record, which is the op and the
+index. An index that does not fit into an int32 is recorded as the nearest int32. The result of the op does not matter
+then, and a loop that counts its steps runs to its end. Any other loop goes on only while the record is empty, since it
+may be waiting because of a row that was not there.
 
-The record passes through loops and branches, and the program has it raised after each of them.
+The record passes through loops and branches, and the program has it raised after each of them. The call that raises it
+knows the name, the place and the number of rows of each op.
 """
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering.arrays import as_dtype, is_out_of_range, like, widened
+from jax_tensorarray._lowering.arrays import as_dtype, for_each, is_out_of_range, like, repeated, reshaped, widened
 from jax_tensorarray._lowering.equations import Atom, Block, is_static
 from jax_tensorarray._lowering.ownership import mask_of
 from jax_tensorarray._lowering.places import Places
@@ -31,6 +32,7 @@ from jax_tensorarray._lowering.scopes import (
     init_of,
     is_strict,
     rebuilt,
+    with_bodies,
 )
 from jax_tensorarray._ops.calls import TAPE_PARAM, Named, box_along
 from jax_tensorarray._ops.check import ta_check_p
@@ -39,8 +41,12 @@ from jax_tensorarray._ops.primitive import CALLED
 from jax_tensorarray._ops.starts import sizes_of
 from jax_tensorarray._types import INT32_MAX, Equation
 
-#: The last value is the code of the first index that was out of range, or 0. Before it come numbers that do not fit in.
+#: First comes the code, an int64: 0 until an index is out of range, then 2^32 times the number of the op plus the index
+#: as an int32. If the program computes a size, the number of rows follows, an int32. Op and index are one number, since
+#: each number that a loop carries adds two operations per step on a CPU, a fusion and a copy.
 Record = list[Atom]
+
+_INT32, _INT64 = (ShapedArray((), np.dtype(t)) for t in (np.int32, np.int64))
 
 
 def drop_out_of_bounds(jaxpr: Any) -> Any:
@@ -55,25 +61,27 @@ def check_by_record(jaxpr: Any, default: str, outside: Any, opaque_zero: bool) -
     themselves. With `opaque_zero` every loop that has an op gets a record, and XLA cannot know that it begins empty.
     """
     jaxpr = _recorded_where(lambda eqn: is_strict(eqn) and _is_never_out(eqn), jaxpr)
-    asked = set(_asked(jaxpr, default, False, opaque_zero))
-    if not asked & {("auto", True), ("xla", True), ("xla", False)}:
+    program = Scope(jaxpr)
+    if not any(_may_be_slice(scope, eqn, default, opaque_zero) for scope, eqn in _equations(program)):
         return jaxpr
-    return Threader(jaxpr, Places(outside), opaque_zero).run()
+    return Threader(Scope(_tested_in_steps(program)), Places(outside), opaque_zero).run()
 
 
-def _asked(jaxpr: Any, default: str, in_loop: bool, opaque_zero: bool) -> Any:
-    """Yield the `lowering` of each op that may be recorded or need a zero, and whether it is in a loop."""
-    for eqn in _compat.opened(jaxpr).eqns:
-        name = eqn.primitive.name
-        if _can_be_recorded(eqn) or (opaque_zero and _may_be_ordered(eqn)):
-            asked = eqn.params.get("lowering", "auto")
-            yield (default if asked == "auto" else asked), in_loop
-        elif name == "while":
-            for which in ("cond_jaxpr", "body_jaxpr"):
-                yield from _asked(eqn.params[which], default, True, opaque_zero)
-        elif name == "cond":
-            for branch in eqn.params["branches"]:
-                yield from _asked(branch, default, in_loop, opaque_zero)
+def _may_be_slice(scope: Scope, eqn: Equation, default: str, opaque_zero: bool) -> bool:
+    """Return whether an op that may be recorded or need a zero may become a slice."""
+    if not _can_be_recorded(eqn) and not (opaque_zero and _may_be_ordered(eqn)):
+        return False
+    asked = eqn.params.get("lowering", "auto")
+    lowering = default if asked == "auto" else asked
+    return lowering == "xla" or (lowering == "auto" and scope.is_in_loop)
+
+
+def _equations(scope: Scope) -> Iterator[tuple[Scope, Equation]]:
+    """Yield the equations of a jaxpr and of the loops and branches in it, with their scopes."""
+    for eqn in scope.jaxpr.eqns:
+        yield scope, eqn
+        for inner in scope.scopes_in(eqn):
+            yield from _equations(inner)
 
 
 def _recorded_where(test: Callable[[Equation], bool], jaxpr: Any) -> Any:
@@ -155,17 +163,25 @@ def _shared(scope: Scope, atom: Atom) -> Atom | None:
 
 
 class Threader:
-    """Hands the record to whatever checks an index or waits for something, and takes it back from there."""
+    """Hands the record to all that checks an index or waits for something, and takes it back from there."""
 
-    def __init__(self, jaxpr: Any, places: Places, opaque_zero: bool) -> None:
-        self.scope, self.opaque_zero = Scope(jaxpr), opaque_zero
+    def __init__(self, program: Scope, places: Places, opaque_zero: bool) -> None:
+        self.scope, self.places, self.opaque_zero = program, places, opaque_zero
         self.checking: dict[Scope, bool] = {}
-        self.codes = _Codes(list(_positions(self.scope)), places)
+        #: The ops by number, which begins with 1. An op is its name, its place, and the number of rows unless computed.
+        self.ops: dict[tuple[Named, int | None], int] = {}
+        checked = (_position(scope, eqn) for scope, eqn in _equations(program) if _can_be_recorded(eqn))
+        computes = any(not isinstance(position.size, int) for position in checked)
+        self.types = [_INT64, *[_INT32] * computes]
 
     def run(self) -> Any:
-        empty: Record = [Literal(np.zeros((), t.dtype)[()], t) for t in self.codes.types]
+        empty: Record = [Literal(t.dtype.type(0), t) for t in self.types]
         block, _ = self._thread(self.scope, empty, frozenset(), raises=True)
         return block.jaxpr()
+
+    def new_record(self) -> Record:
+        """Return new variables for a record."""
+        return [_compat.new_variable(t) for t in self.types]
 
     def checks(self, scope: Scope) -> bool:
         """Return whether an index is checked in a jaxpr."""
@@ -185,137 +201,114 @@ class Threader:
     def _thread(
         self, scope: Scope, record: Record, known: Any, *, raises: bool = False, zero: bool = False
     ) -> tuple[Block, Record]:
-        """Pass the record through a jaxpr, and return the block that is made of it, and the record at its end.
+        """Pass the record through a jaxpr, and return the new block and the record at its end.
 
-        With `raises` it begins empty, and is raised. `known` are the positions that have been checked before. With
-        `zero` the code is made known as the zero of the jaxpr.
+        With `raises` the record begins empty, and is raised. `known` are the positions that have been checked before.
+        With `zero` the code is made known as the zero of the jaxpr.
         """
         block, state = Block(scope.closed), _State(record, set(known), empty=raises and not self.opaque_zero)
         if raises and self.opaque_zero and scope.jaxpr.eqns:
             state.record = self._unknown(block, record, scope.jaxpr.eqns[0])
         if zero and self.opaque_zero:
-            self._say_zero(block, record, scope.eqn)
+            _say_zero(block, record, scope.eqn)
         for eqn in scope.jaxpr.eqns:
-            self._equation(scope, block, eqn, state, raises)
+            self._equation(scope, block, eqn, state, raises=raises)
         if raises and state.unraised:
-            state.record = self.codes.raised(block, state.record, state.last)
+            state.record = self._raised(block, state.record, scope.jaxpr.eqns[-1])
         return block, state.record
 
     def _unknown(self, block: Block, record: Record, at: Equation) -> Record:
         """Return an empty record. XLA cannot know that it is empty, since a call returns it."""
-        operands = [Literal(np.int32(n), ShapedArray((), np.dtype(np.int32))) for n in (0, 1)]
-        result = _compat.new_variable(operands[0].aval)
+        result = _compat.new_variable(_INT32)
         params = {"batch_dims": 0, "mode": "drop", "op": "record", "checked": "", "lowering": "ffi"}
-        block.eqns.append(
-            at.replace(invars=operands, outvars=[result], primitive=ta_check_p, params=params, effects=set())
-        )
-        return [*record[:-1], *block.call(_as_code, [result], at)]
+        block.eqns.append(_new(at, ta_check_p, [Literal(np.int32(n), _INT32) for n in (0, 1)], result, params))
+        return [*block.call(_as_code, [result], at), *record[1:]]
 
-    def _say_zero(self, block: Block, record: Record, at: Equation) -> None:
-        result = _compat.new_variable(record[-1].aval)
-        block.eqns.append(
-            at.replace(invars=[record[-1]], outvars=[result], primitive=ta_zero_p, params={}, effects=set())
-        )
-
-    def _equation(self, scope: Scope, block: Block, eqn: Equation, state: "_State", raises: bool) -> None:
+    def _equation(self, scope: Scope, block: Block, eqn: Equation, state: "_State", *, raises: bool = False) -> None:
         checks = self._checks(scope, eqn)
         if not checks and (state.empty or not list(scope.scopes_in(eqn)) or not self._needs(scope, eqn)):
             block.add(eqn)  # until the first check there is nothing to wait for
             return
         state.empty, state.unraised = state.empty and not checks, state.unraised or checks
-        state.last = eqn
         if _can_be_recorded(eqn):
             position = _position(scope, eqn)
             if position.key is None or not state.known & {position.key, position._replace(mask=None).key}:
                 state.known.add(position.key)
-                state.record = self.codes.checked(block, eqn, position, state.record)
+                state.record = self._checked(block, eqn, position, state.record)
             block.add(_recorded(eqn))
             return
         if eqn.primitive.name == "while":
-            state.record = self._loop(scope, block, eqn, state)
+            state.record = self._loop(scope, block, eqn, state.record)
         else:
             state.record = self._branches(scope, block, eqn, state)
         if raises and state.unraised:
-            state.record, state.unraised = self.codes.raised(block, state.record, eqn), False
+            state.record, state.unraised = self._raised(block, state.record, eqn), False
 
     def _branches(self, scope: Scope, block: Block, eqn: Equation, state: "_State") -> Record:
         branches = []
         for inner in scope.branches(eqn):
-            own = [_compat.new_variable(t) for t in self.codes.types]
+            own = self.new_record()
             known = _renamed(state.known, eqn.invars[1:], inner.jaxpr.invars)
-            made, after = self._thread(inner, list(own), known, zero=scope.is_in_loop)
-            outvars = [*(made.read(v) for v in inner.jaxpr.outvars), *after]
-            branches.append(made.jaxpr([*inner.jaxpr.invars, *own], outvars))
-        record = [_compat.new_variable(t) for t in self.codes.types]
-        block.add(
-            eqn,
-            invars=[*map(block.read, eqn.invars), *state.record],
-            outvars=[*eqn.outvars, *record],
-            params=eqn.params | {"branches": tuple(branches)},
-        )
-        return list(record)
+            made, after = self._thread(inner, own, known, zero=scope.is_in_loop)
+            branches.append(_with_more(made, inner, own, after))
+        return self._with_record(block, eqn, state.record, branches=tuple(branches))
 
-    def _loop(self, scope: Scope, block: Block, eqn: Equation, state: "_State") -> Record:
-        """Add a loop that carries the record, after its own carries."""
-        params, types = eqn.params, self.codes.types
-        waits, condition, body = _waits(scope, eqn), scope.condition(eqn), scope.body(eqn)
-        a, b = params["cond_nconsts"], params["body_nconsts"]
-        operands = [*map(block.read, eqn.invars)]
-        of_condition, of_body, carry = operands[:a], operands[a : a + b], operands[a + b :]
-        more_outs: list[Any] = []
-        if self.checks(condition):
-            # The condition is evaluated before the first step and after each, where a record can be made of it.
-            inner = self._again(condition)
-            goes_on, *state.record = block.inlined(
-                inner, [*of_condition, *carry, *state.record], eqn, block.eqns.append
-            )
-            carry, more_outs = [*carry, goes_on], [_compat.new_variable(goes_on.aval)]
-        own = [_compat.new_variable(t) for t in types]
-        made, after = self._thread(body, list(own), frozenset(), zero=True)
-        outs = [made.read(v) for v in body.jaxpr.outvars]
-        invars = list(body.jaxpr.invars)
-        if more_outs:
-            consts = [_compat.new_variable(x.aval) for x in of_condition]
-            goes_on, *after = made.inlined(inner, [*consts, *outs, *after], eqn, made.eqns.append)
-            outs, invars = [*outs, goes_on], [*consts, *invars, _compat.new_variable(goes_on.aval)]
-            of_body, of_condition = [*of_condition, *of_body], []
-        new_body = made.jaxpr([*invars, *own], [*outs, *after])
-        seen = [_compat.new_variable(t) for t in types]
-        if more_outs:
-            test, arguments = Block(condition.closed), [_compat.new_variable(x.aval) for x in carry]
-            test.constvars, test.consts = [], []
-            predicate: Atom = arguments[-1]
-        else:
-            test, arguments = Block(condition.closed), list(condition.jaxpr.invars)
-            if self.opaque_zero and any(map(_may_be_ordered, condition.jaxpr.eqns)):
-                self._say_zero(test, seen, eqn)
-            for each in condition.jaxpr.eqns:
-                test.add(each)
-            predicate = test.read(condition.jaxpr.outvars[0])
-        if waits:
-            (predicate,) = test.call(_and_is_empty, [predicate, seen[-1]], eqn)
-        new_condition = test.jaxpr([*arguments, *seen], [predicate])
-        record = [_compat.new_variable(t) for t in types]
-        block.add(
-            eqn,
-            invars=[*of_condition, *of_body, *carry, *state.record],
-            outvars=[*eqn.outvars, *more_outs, *record],
-            params=params
-            | {
-                "cond_jaxpr": new_condition,
-                "body_jaxpr": new_body,
-                "cond_nconsts": len(of_condition),
-                "body_nconsts": len(of_body),
-            },
-        )
-        return list(record)
+    def _loop(self, scope: Scope, block: Block, eqn: Equation, record: Record) -> Record:
+        """Add a loop that carries the record, after its own carries. Its condition checks nothing."""
+        condition, body = scope.condition(eqn), scope.body(eqn)
+        own, seen, test = self.new_record(), self.new_record(), Block(condition.closed)
+        made, after = self._thread(body, own, frozenset(), zero=True)
+        if self.opaque_zero and any(map(_may_be_ordered, condition.jaxpr.eqns)):
+            _say_zero(test, seen, eqn)
+        for each in condition.jaxpr.eqns:
+            test.add(each)
+        predicate = [test.read(condition.jaxpr.outvars[0])]
+        if _waits(scope, eqn):
+            predicate = test.call(_and_is_empty, [*predicate, seen[0]], eqn)
+        new_condition = test.jaxpr([*condition.jaxpr.invars, *seen], predicate)
+        new_body = _with_more(made, body, own, after)
+        return self._with_record(block, eqn, record, cond_jaxpr=new_condition, body_jaxpr=new_body)
 
-    def _again(self, condition: Scope) -> Any:
-        """Return the closed jaxpr of a condition that takes the record and returns it."""
-        own = [_compat.new_variable(t) for t in self.codes.types]
-        made, after = self._thread(condition, list(own), frozenset())
-        outs = [made.read(condition.jaxpr.outvars[0]), *after]
-        return made.jaxpr([*condition.jaxpr.invars, *own], outs)
+    def _with_record(self, block: Block, eqn: Equation, record: Record, **params: Any) -> Record:
+        """Add a loop or branches that take the record and return it."""
+        after = self.new_record()
+        invars = [*map(block.read, eqn.invars), *record]
+        block.add(eqn, invars=invars, outvars=[*eqn.outvars, *after], params=eqn.params | params)
+        return after
+
+    def _checked(self, block: Block, eqn: Equation, position: _Position, record: Record) -> Record:
+        """Return the record after an op. The op's index becomes the record if it is the first that is out of range."""
+        index, span, size, mask = position
+        known = size if isinstance(size, int) else None
+        op = Named(eqn.params["op"], self.places.of(eqn)), known
+        code = Literal(np.int64(self.ops.setdefault(op, len(self.ops) + 1) << 32), _INT64)
+        operands = [code, index, *([size] if known is None else []), *([] if mask is None else [mask])]
+        operands = [*map(block.read, operands), *record]
+        return block.call(_after_check, operands, eqn, span=span, size=known, masked=mask is not None)
+
+    def _raised(self, block: Block, record: Record, at: Equation) -> Record:
+        """Raise the record if there is one, and return it as it is after that."""
+        result = _compat.new_variable(ShapedArray((len(self.ops),), np.dtype(np.int32)))
+        operands = block.call(_of_ops, record, at, sizes=tuple(size for _, size in self.ops))
+        ops = tuple(op for op, _ in self.ops)
+        params = {"batch_dims": 1, "mode": "error", "op": "record", "ops": ops, "effect": True}
+        block.eqns.append(_new(at, ta_check_p, operands, result, params))
+        return [*block.call(_smallest_as_code, [result], at), *record[1:]]
+
+
+def _new(at: Equation, primitive: Any, operands: Sequence[Atom], result: Any, params: dict[str, Any]) -> Equation:
+    """Return an equation in the place of another one in the source."""
+    return at.replace(primitive=primitive, params=params, invars=list(operands), outvars=[result], effects=set())
+
+
+def _say_zero(block: Block, record: Record, at: Equation) -> None:
+    block.eqns.append(_new(at, ta_zero_p, record[:1], _compat.new_variable(_INT64), {}))
+
+
+def _with_more(block: Block, scope: Scope, arguments: Sequence[Any], results: Sequence[Atom]) -> Any:
+    """Return the closed jaxpr of a block made of a scope, with more arguments and results."""
+    outvars = [*map(block.read, scope.jaxpr.outvars), *results]
+    return block.jaxpr([*scope.jaxpr.invars, *arguments], outvars)
 
 
 class _State:
@@ -323,8 +316,7 @@ class _State:
 
     def __init__(self, record: Record, known: set[Any], *, empty: bool) -> None:
         self.record, self.known, self.empty = record, known, empty
-        self.unraised: bool = False
-        self.last: Any = None
+        self.unraised = False  #: whether an index has been checked that may not have been raised
 
 
 def _renamed(known: Any, operands: Sequence[Atom], invars: Sequence[Any]) -> Any:
@@ -342,15 +334,6 @@ def _renamed(known: Any, operands: Sequence[Atom], invars: Sequence[Any]) -> Any
         for p in known
         if p is not None and p.index in names and there(p.size) and there(p.mask)
     }
-
-
-def _positions(scope: Scope) -> Any:
-    """Yield the positions of the ops that can be recorded."""
-    for eqn in scope.jaxpr.eqns:
-        if _can_be_recorded(eqn):
-            yield _position(scope, eqn)
-        for inner in scope.scopes_in(eqn):
-            yield from _positions(inner)
 
 
 # --- loops -----------------------------------------------------------------------------------------------------
@@ -384,81 +367,50 @@ def _is_fixed(scope: Scope, loop: Equation, end: Atom) -> bool:
     return passed_on and scope.constant(init_of(loop, number)) is not None
 
 
-def _and_is_empty(predicate: Any, code: Any) -> Any:
-    is_empty = lax.eq(code, np.int64(0))
-    return [
-        lax.bitwise_and(predicate, lax.broadcast_in_dim(is_empty, predicate.shape, ()) if predicate.ndim else is_empty)
-    ]
+def _tested_in_steps(scope: Scope) -> Any:
+    """Return a jaxpr in which no condition of a loop checks an index, since a condition cannot return a record.
 
-
-# --- what it says ----------------------------------------------------------------------------------------------
-
-#: A code has a number of an op and of a size in the upper half. Ops of one name in one place have one number, and
-#: this many numbers have places.
-_OPS, _PLACES = 2**12, 2**11
-
-_LOWER = 2**32 - 1
-
-
-class _Codes:
-    """Writes and reads a record: its code has the lower half of the index, and above it the numbers of the op and size.
-
-    A program with indices of 64 bits carries their upper half beside the code. A computed size comes before it.
+    The loop evaluates the condition before the first step and at the end of each, and carries the result.
     """
 
-    def __init__(self, positions: Sequence[_Position], places: Places) -> None:
-        self.places = places
-        dtypes = [p.index.aval.dtype for p in positions]
-        self.is_wide = any(d.itemsize == 8 or d == np.uint32 for d in dtypes)
-        self.computes = any(not isinstance(p.size, int) for p in positions)
-        self.ops: list[tuple[Named, bool]] = []  #: and whether the index is an uint64
-        self.sizes: list[int | None] = []
-        more = [ShapedArray((), np.dtype(np.int32))] * (self.computes + self.is_wide)
-        self.types = [*more, ShapedArray((), np.dtype(np.int64))]
+    def checks(scope: Scope, eqn: Equation) -> bool:
+        is_loop = eqn.primitive.name == "while"
+        return is_loop and any(_can_be_recorded(e) for _, e in _equations(scope.condition(eqn)))
 
-    def checked(self, block: Block, eqn: Equation, position: _Position, record: Record) -> Record:
-        """Return the record after an op. The op's index becomes the record if it is the first that is out of range."""
-        index, span, size, mask = position
-        is_long = index.aval.dtype == np.uint64
-        op = Named(eqn.params["op"], self.places.of(eqn) if len(self.ops) < _PLACES else None)
-        number = _number(self.ops, (op, is_long)) + 1
-        of_size = _number(self.sizes, size if isinstance(size, int) else None)
-        upper = Literal(np.int64((of_size * _OPS + number) << 32), ShapedArray((), np.dtype(np.int64)))
-        operands = [index, *([] if isinstance(size, int) else [size]), *([] if mask is None else [mask])]
-        return block.call(
-            _after_check,
-            [upper, *map(block.read, operands), *record],
-            eqn,
-            span=span,
-            size=size if isinstance(size, int) else None,
-            masked=mask is not None,
-            is_wide=self.is_wide,
-            computes=self.computes,
-        )
+    def entered(scope: Scope, eqn: Equation) -> Iterable[Scope]:
+        return () if checks(scope, eqn) else scope.scopes_in(eqn)
 
-    def raised(self, block: Block, record: Record, at: Equation) -> Record:
-        """Raise the record if there is one, and return it as it is after that."""
-        sizes = [Literal(np.int32(n or 0), ShapedArray((), np.dtype(np.int32))) for n in self.sizes]
-        known = tuple(k for k, n in enumerate(self.sizes) if n is not None)
-        found = block.call(_read, [*sizes, *record], at, known=known, is_wide=self.is_wide, computes=self.computes)
-        results = []
-        for long in dict.fromkeys(is_long for _, is_long in self.ops):
-            ops = {n: op for n, (op, is_long) in enumerate(self.ops, 1) if is_long == long}
-            operands = block.call(_of_ops, found, at, numbers=tuple(ops), is_long=long)
-            result = _compat.new_variable(ShapedArray((len(ops),), np.dtype(np.int32)))
-            params = {"batch_dims": 1, "mode": "error", "op": "record", "ops": tuple(ops.values()), "effect": True}
-            block.eqns.append(
-                at.replace(invars=operands, outvars=[result], primitive=ta_check_p, params=params, effects=set())
-            )
-            results.append(result)
-        return [*record[:-1], *block.call(_smallest_of_all, results, at)]
+    def change(scope: Scope, eqn: Equation, block: Block) -> Equation:
+        if not checks(scope, eqn):
+            return eqn
+        return _tested_in_step(block, with_bodies(eqn, [*map(_tested_in_steps, scope.scopes_in(eqn))]))
+
+    return rebuilt(scope, change, entered)
 
 
-def _number(known: list[Any], one: Any) -> int:
-    """Return the number of something, which it keeps from then on."""
-    if one not in known:
-        known.append(one)
-    return known.index(one)
+def _tested_in_step(block: Block, loop: Equation) -> Equation:
+    """Return such a loop. Add the equations of the condition before the first step to the block."""
+    params, body = loop.params, _compat.opened(loop.params["body_jaxpr"])
+    count = params["cond_nconsts"]
+    of_condition, operands = loop.invars[:count], loop.invars[count:]
+    carry = operands[params["body_nconsts"] :]
+    (first,) = block.inlined(params["cond_jaxpr"], [*of_condition, *carry], loop, block.eqns.append)
+    *consts, result, before = (_compat.new_variable(x.aval) for x in [*of_condition, first, first])
+    carried = [*(_compat.new_variable(x.aval) for x in carry), _compat.new_variable(first.aval)]
+    step, test = Block(params["body_jaxpr"]), Block(params["cond_jaxpr"])
+    step.eqns, test.constvars, test.consts = list(body.eqns), [], []
+    (after,) = step.inlined(params["cond_jaxpr"], [*consts, *body.outvars], loop, step.eqns.append)
+    changed = {
+        "cond_jaxpr": test.jaxpr(carried, carried[-1:]),
+        "body_jaxpr": step.jaxpr([*consts, *body.invars, before], [*body.outvars, after]),
+        "cond_nconsts": 0,
+        "body_nconsts": count + params["body_nconsts"],
+    }
+    return loop.replace(invars=[*loop.invars, first], outvars=[*loop.outvars, result], params=params | changed)
+
+
+def _and_is_empty(predicate: Any, code: Any) -> Any:
+    return [lax.bitwise_and(predicate, for_each(lax.eq(code, np.int64(0)), predicate.shape))]
 
 
 # --- functions that are traced once for each type of their operands ----------------------------------------------
@@ -470,28 +422,29 @@ def _as_code(x: Any) -> Any:
     return [as_dtype(x, np.int64)]
 
 
-def _smallest_of_all(*checked: Any) -> Any:
+def _smallest_as_code(checked: Any) -> Any:
     """Return the smallest number, at most 0."""
-    smallest = [lax.min(lax.reduce_min(x, (0,)), np.int32(0)) for x in checked]
-    return [as_dtype(functools.reduce(lax.bitwise_or, smallest), np.int64)]
+    return _as_code(lax.min(lax.reduce_min(checked, (0,)), np.int32(0)))
 
 
-def _after_check(
-    upper: Any, index: Any, *rest: Any, span: int, size: int | None, masked: bool, is_wide: bool, computes: bool
-) -> Any:
+def _after_check(op: Any, index: Any, *rest: Any, span: int, size: int | None, masked: bool) -> Any:
     """Return the record after the check of an index: the given one if there is one, or nothing is out of range."""
     of_size, rest = (size, rest) if size is not None else (rest[0], rest[1:])
     mask, record = (rest[0], rest[1:]) if masked else (None, rest)
     index, of_size, outside = _first_out_of_range(index, span, of_size, mask)
-    is_long = index.dtype == np.uint64
-    whole = lax.bitcast_convert_type(index, np.int64) if is_long else as_dtype(index, np.int64)
-    found: list[Any] = [lax.bitwise_or(lax.bitwise_and(whole, np.int64(_LOWER)), upper)]
-    if is_wide:
-        found.insert(0, as_dtype(lax.shift_right_logical(whole, np.int64(32)), np.int32))
-    if computes:
-        found = [np.int32(of_size) if isinstance(of_size, int) else of_size, *found]
-    first = lax.bitwise_and(outside, lax.eq(record[-1], np.int64(0)))
-    return [lax.select(first, new, old) for new, old in zip(found, record, strict=True)]
+    found = [lax.add(op, as_dtype(_clipped(index), np.int64)), of_size if size is None else np.int32(size)]
+    first = lax.bitwise_and(outside, lax.eq(record[0], np.int64(0)))
+    return [lax.select(first, new, old) for new, old in zip(found, record, strict=False)]
+
+
+def _clipped(index: Any) -> Any:
+    """Return an index as the nearest int32, which is out of range if the index is."""
+    kind = index.dtype.type
+    if index.dtype == np.int64:
+        index = lax.clamp(kind(-INT32_MAX - 1), index, kind(INT32_MAX))
+    elif index.dtype in (np.uint32, np.uint64):
+        index = lax.min(index, kind(INT32_MAX))
+    return as_dtype(index, np.int32)
 
 
 def _first_out_of_range(index: Any, span: int, size: Any, mask: Any) -> Any:
@@ -505,65 +458,28 @@ def _first_out_of_range(index: Any, span: int, size: Any, mask: Any) -> Any:
         # The first number out of range is the first of all, or the number after the last row of the buffer.
         index = widened(index, size)
         index = lax.select(lax.le(index, like(index, size - span)), index, lax.max(index, like(index, size)))
-    shape, sizes = index.shape, size
-    if not isinstance(size, int) and size.shape != shape:
-        sizes = lax.broadcast_in_dim(size, shape, tuple(range(size.ndim)))
-    if shape:
-        flat = (math.prod(shape),)
-        index, sizes, mask = (
-            x if x is None or isinstance(x, int) or x.shape == flat else lax.reshape(x, flat)
-            for x in (index, sizes, mask)
-        )
+    sizes = size if isinstance(size, int) else repeated(size, index.shape[size.ndim :])
     outside = is_out_of_range(index, sizes)
     if mask is not None:
         outside = lax.bitwise_and(outside, mask)
-    if not shape:
+    if not index.ndim:
         return index, sizes, outside
-    if isinstance(size, int) and (index.dtype.itemsize < 4 or index.dtype == np.int32):
-        first, found = _first_in_one_number(index, outside)
-        return first, size, found
-    places, none = lax.iota(np.dtype(np.int64), index.shape[0]), np.int64(index.shape[0])
-    first = lax.reduce_min(lax.select(outside, places, like(places, index.shape[0])), (0,))
-    at = lax.reshape(lax.dynamic_slice(index, [first], [1]), ())
-    rows = size if isinstance(size, int) else lax.reshape(lax.dynamic_slice(sizes, [first], [1]), ())
-    return at, rows, lax.lt(first, none)
+    flat = (math.prod(index.shape),)
+    places, none = lax.iota(np.dtype(np.uint32), flat[0]), np.uint32(flat[0])
+    first = lax.reduce_min(lax.select(reshaped(outside, flat), places, like(places, flat[0])), (0,))
+
+    def at_first(x: Any) -> Any:
+        return reshaped(lax.dynamic_slice(reshaped(x, flat), [first], [1]), ())
+
+    return at_first(index), sizes if isinstance(sizes, int) else at_first(sizes), lax.lt(first, none)
 
 
-def _first_in_one_number(index: Any, outside: Any) -> Any:
-    """Return the first index that is flagged, and whether there is one.
-
-    Place and index are halves of one number, so that one reduction finds both: these are done in every step.
-    """
-    none, half = 2**63 - 1, np.int64(32)
-    places = lax.iota(np.dtype(np.int64), index.shape[0])
-    lower = lax.bitwise_and(as_dtype(index, np.int64), like(places, _LOWER))
-    both = lax.bitwise_or(lax.shift_left(places, like(places, 32)), lower)
-    first = lax.reduce_min(lax.select(outside, both, like(both, none)), (0,))
-    return lax.shift_right_arithmetic(lax.shift_left(first, half), half), lax.ne(first, np.int64(none))
-
-
-def _read(*operands: Any, known: tuple[int, ...], is_wide: bool, computes: bool) -> Any:
-    """Return the index, the size and the number of the op that a record says."""
-    count = len(operands) - 1 - is_wide - computes
-    sizes, (*others, code) = operands[:count], operands[count:]
-    half = np.int64(32)
-    upper = as_dtype(lax.shift_right_logical(code, half), np.int32)
-    if is_wide:
-        lower = lax.bitwise_and(code, np.int64(_LOWER))
-        index = lax.bitwise_or(lax.shift_left(as_dtype(others[-1], np.int64), half), lower)
-    else:
-        index = lax.shift_right_arithmetic(lax.shift_left(code, half), half)
-    of_size = lax.shift_right_logical(upper, np.int32(_OPS.bit_length() - 1))
-    size = others[0] if computes else np.int32(1)
-    for number in known:
-        size = lax.select(lax.eq(of_size, np.int32(number)), sizes[number], size)
-    return [index, size, lax.bitwise_and(upper, np.int32(_OPS - 1))]
-
-
-def _of_ops(index: Any, size: Any, op: Any, *, numbers: tuple[int, ...], is_long: bool) -> Any:
-    """Return the index of the op that was recorded, and the sizes. No other op was stray."""
-    shape = (len(numbers),)
-    index, size, op = (lax.broadcast_in_dim(x, shape, ()) for x in (index, size, op))
-    is_here = lax.eq(op, np.array(numbers, np.int32))
-    index, size = lax.select(is_here, index, like(index, 0)), lax.select(is_here, size, like(size, 1))
-    return [lax.bitcast_convert_type(index, np.uint64) if is_long else index, size]
+def _of_ops(code: Any, *size: Any, sizes: tuple[int | None, ...]) -> Any:
+    """Return an index and a number of rows for each op: those of the record, and for other ops row 0 of 1."""
+    shape = (len(sizes),)
+    index = as_dtype(code, np.int32)  # the lower half
+    op = lax.sub(code, as_dtype(index, np.int64))
+    is_here = lax.eq(lax.broadcast_in_dim(op, shape, ()), np.arange(1, len(sizes) + 1, dtype=np.int64) << 32)
+    index = lax.broadcast_in_dim(index, shape, ())
+    rows = lax.broadcast_in_dim(size[0], shape, ()) if size else np.array(sizes, np.int32)
+    return [lax.select(is_here, index, like(index, 0)), lax.select(is_here, rows, like(index, 1))]
