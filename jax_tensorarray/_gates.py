@@ -1,7 +1,8 @@
-"""From which sizes on an optimisation is worth its while: every such number of the package, with its measurement.
+"""From which sizes on an optimisation is worth its while, with the measurement of each number.
 
 A gate decides what a program costs, never what it computes. The random programs of the tests run with all gates open,
-with all of them shut, and as they are. So a rule looks its gate up here each time.
+with all of them shut, and as they are. So a rule looks its gate up here each time. A limit of how far an analysis
+looks, such as `bounds._DEEPEST`, is in the file of the analysis.
 """
 
 # --- in_place: which accesses become row ops ---------------------------------------------------------------------

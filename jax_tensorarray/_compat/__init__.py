@@ -6,15 +6,13 @@ found.
 
 import jax  # before jaxlib, which else logs whatever XLA does
 
-# Neither has a public name. `hlo` makes operations of StableHLO, for lowering rules that are not made of JAX's own
-# calls; `xla_client` is where XLA takes the rules by which it divides our calls among devices.
+# It has no public name. Here XLA takes the rules by which it divides our calls among devices.
 from jaxlib import xla_client
-from jaxlib.mlir.dialects import stablehlo as hlo
 
 from jax_tensorarray._compat.checkify import checked_as, checked_besides, expanded_as
 from jax_tensorarray._compat.checkpoints import CHECKPOINT, asks_policies, checkpoint_of, is_saved
 from jax_tensorarray._compat.custom_vjp import custom_vjp_rules, define_vjp, log_of
-from jax_tensorarray._compat.equations import frame_of, is_drop, made_jaxpr, new_equation, new_variable, within
+from jax_tensorarray._compat.equations import frame_of, is_drop, made_jaxpr, new_variable, within
 from jax_tensorarray._compat.first_use import Replacement, first_use, on_first_use
 from jax_tensorarray._compat.hijax import has_linearization, name_of_primitive
 from jax_tensorarray._compat.jaxprs import (

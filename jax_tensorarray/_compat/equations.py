@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var  # type: ignore[attr-defined]
-from jax.extend.core import new_jaxpr_eqn as new_equation
 from jax.extend.source_info_util import SourceInfo
 
 from jax_tensorarray._compat.jaxprs import opened
 from jax_tensorarray._compat.private import private_names
 from jax_tensorarray._types import Equation
 
-__all__ = ["frame_of", "is_drop", "made_jaxpr", "new_equation", "new_variable", "within"]
+__all__ = ["frame_of", "is_drop", "made_jaxpr", "new_variable", "within"]
 
 
 def new_variable(aval: Any) -> Any:

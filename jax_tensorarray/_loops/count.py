@@ -1,6 +1,7 @@
 """`ta_count`: a loop whose number of steps is known before it starts, perhaps only at run time. It can be transposed.
 
-The derivatives of every loop of the library are such loops: the trip count and the residuals are known by then.
+The derivative of a loop that stored a tape is such a loop: the trip count and the residuals are known by then. The
+derivative of a loop without a tape is a `ta_replay`.
 """
 
 import functools

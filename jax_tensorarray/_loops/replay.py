@@ -238,7 +238,7 @@ def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, strate
     )
     strategy = strategy.batched(axis, pred_batched, either, consts, init)
     loop = loop.batched(axis, pred_batched, either, consts, init)
-    operands = [steps, *consts, *init, *strategy.batched_extra(extra), *const_dots, *carry_dots]
+    operands = [steps, *consts, *init, *extra, *const_dots, *carry_dots]
     outs = bind(operands, loop, strategy)
     return outs, [True] * len(outs)
 

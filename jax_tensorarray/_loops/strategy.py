@@ -1,4 +1,7 @@
-"""What reverse mode keeps of the steps of a loop, to find them again. A file has one strategy; the tape is here."""
+"""The strategies of reverse mode: what each stores of the steps of a loop, to find them again.
+
+The tape is here. `checkpoint`, `inverse`, `recompute` and `undo` have one each, and `auto` has those that choose.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,10 +58,6 @@ class Strategy:
     def batched(self, axis: Axis, pred_batched: bool, consts_batched: Any, consts: Any, init: Any) -> "Strategy":
         """Return the strategy for a batch of examples that differ in the flagged consts and in all of the carry."""
         return self
-
-    def batched_extra(self, extra: list[Array]) -> list[Array]:
-        """Return `extra`, whose batch axis is the first, as `pull_back` of a batched loop expects it."""
-        return extra
 
     def with_tangents(
         self, consts: Sequence[bool], carry: Sequence[bool], extra: list[bool]

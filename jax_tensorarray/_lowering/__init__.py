@@ -1,14 +1,16 @@
 """What happens to a program between JAX and XLA.
 
 `program` runs the passes over the jaxpr of every program that has an op or a loop of ours, before JAX lowers it. In
-this order, `expand` writes out loops and calls, `bounds` finds the indices that need no check, `uses` the ops that need
-no order, `record` has loops carry the first index that is out of range, `branches` reshapes conditionals, `ordering`
-puts reads before updates, `slices` chooses the ops that become XLA's own slices, gathers and scatters, which `slicing`
-writes, and `deferred` has the calls in a program for several devices raise at its end.
+this order, `expand` writes out loops and calls, `fences` removes those of inner loops, `absolute` rewrites absolute
+values that XLA gets wrong, `bounds` finds the indices that need no check, `uses` the ops that need no order, `record`
+has loops carry the first index that is out of range, `branches` reshapes conditionals, and `ordering` puts reads before
+updates. `slices` makes XLA's own slices, gathers and scatters of ops: `choice` chooses the ops, `agreement` has all ops
+on one buffer agree, and `slicing` has the functions. Then `columns` keeps factors of solves by columns, and `deferred`
+has the calls in a program for several devices raise at its end.
 
 Until `slices`, the index of an op says where boxes start along each axis, and examples may share it. A kernel takes the
 numbers of all rows in each example: `slicing.flat` gives them to the ops that stay.
 
-All of them read a program by `scopes`, its ops by `ownership`, and make equations by `equations`. So what each leaves
-is a program that can be printed, and run.
+All of them read a program by `scopes`, its ops by `ownership` and `aliases`, and their lines by `places`. They make
+equations by `equations`, of the functions in `arrays`. So each leaves a program that can be printed, and run.
 """

@@ -15,7 +15,6 @@ from jax_tensorarray._types import Equation
 from jax_tensorarray._union_find import UnionFind
 
 #: The equations of a jaxpr, and how each is rewritten: None if it stays.
-
 Chosen = Sequence[tuple[Equation, Choice | None]]
 
 

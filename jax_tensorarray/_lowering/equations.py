@@ -157,11 +157,6 @@ def has_type_of(x: Atom, y: Atom) -> bool:
     return bool(x.aval.shape == y.aval.shape and x.aval.dtype == y.aval.dtype)
 
 
-def makers(jaxpr: Any) -> dict[Any, Equation]:
-    """Return the equation that makes each variable of a jaxpr."""
-    return {v: eqn for eqn in _compat.opened(jaxpr).eqns for v in eqn.outvars}
-
-
 def hashable(atom: Atom) -> Any:
     """Return what stands for an atom among the keys of a dictionary."""
     return id(atom) if isinstance(atom, Literal) else atom

@@ -2,7 +2,8 @@
 
 A scan, a loop of this library and a primitive of another one are what JAX would trace when it lowers them. A `jit` and
 what has derivatives of its own are their equations, and a `checkpoint` is a barrier and its equations. So the passes
-that follow see loops and branches only, and an index is made of equations beside that of the op.
+that follow see loops, branches and `shard_map` only, and an index is made of equations beside that of the op. A `jit`
+with options of its own stays too if the program is for several devices.
 """
 
 import functools

@@ -129,10 +129,9 @@ def init_of(loop: Equation, number: int) -> Atom:
     return loop.invars[loop.params["cond_nconsts"] + loop.params["body_nconsts"] + number]
 
 
-def argument(loop: Equation, number: int, which: str = "body") -> Any:
-    """Return the argument of a loop's body or condition that a carry is."""
-    inner = _compat.opened(loop.params[f"{which}_jaxpr"])
-    return inner.invars[loop.params[f"{which}_nconsts"] + number]
+def argument(loop: Equation, number: int) -> Any:
+    """Return the argument of a loop's body that a carry is."""
+    return _compat.opened(loop.params["body_jaxpr"]).invars[loop.params["body_nconsts"] + number]
 
 
 def added_by_step(scope: Scope, loop: Equation, number: int) -> int | None:

@@ -1,7 +1,7 @@
 """The slices, gathers and scatters of XLA's own that row ops become, as functions of arrays.
 
-`slices` chooses the ops and says how each becomes one of these. What keeps reads of a buffer before its updates is in
-the functions where an op does both, and else between them (`slices.Rewriter`).
+`choice` chooses the ops and says how each becomes one of these. If an op reads and updates a buffer, its function keeps
+the read before the update. `slices.Rewriter` does so between ops.
 """
 
 import functools
@@ -125,7 +125,7 @@ def _zeros(shape: Sequence[int], dtype: Any) -> Array:
 
 
 def _read_first(
-    how: How, zero: Array | None, buffer: Array, read: Callable[[Array], Array], shape: Sequence[int]
+    zero: Array | None, buffer: Array, read: Callable[[Array], Array], shape: Sequence[int]
 ) -> tuple[Array, Array | None, Array]:
     """Return the buffer after `read(buffer)`, a 0 for the index of an update or None, and what was read."""
     if zero is None:
@@ -160,7 +160,7 @@ def read(*operands: Array, how: How) -> list[Array]:
         (buffer,) = barrier(buffer)
     if not how.ordered:
         return [buffer, rows(buffer)] if how.is_made_again else [rows(buffer)]
-    buffer, token, found = _read_first(how, given.zero, buffer, rows, how.rows)
+    buffer, token, found = _read_first(given.zero, buffer, rows, how.rows)
     return [buffer, found] if token is None else [found, token]
 
 
@@ -177,7 +177,7 @@ def update(*operands: Array, how: How) -> list[Array]:
             if is_made_again:
                 (buffer,) = barrier(buffer)
             if how.ordered:
-                buffer, token, old = _read_first(how, given.zero, buffer, access.row_of, access.shape)
+                buffer, token, old = _read_first(given.zero, buffer, access.row_of, access.shape)
                 tokens.append(token)
             else:
                 old = access.row_of(buffer)
@@ -197,7 +197,7 @@ def _update_at_once(how: How, given: _Operands) -> list[Array]:
         (buffer,) = barrier(buffer)
     if how.does_both:
         if how.ordered:
-            buffer, token, taken = _read_first(how, given.zero, buffer, rows.gathered, how.rows)
+            buffer, token, taken = _read_first(given.zero, buffer, rows.gathered, how.rows)
             tokens.append(token)
         else:
             taken = rows.gathered(buffer)
@@ -209,8 +209,7 @@ def fence(zero: Array, buffer: Array, *token: Array) -> list[Array]:
     """Write one element over itself. XLA does not know that this changes nothing."""
     start: Any = (np.int32(0),) * buffer.ndim
     first = _Access(0, (), start, (1,) * buffer.ndim, None, 0)
-    how = How(ordered=True, barriers_hold=False)
-    _, own, element = _read_first(how, zero, buffer, first.row_of, first.shape)
+    _, own, element = _read_first(zero, buffer, first.row_of, first.shape)
     return [first.after([*token, own]).with_row(buffer, element)]
 
 

@@ -52,7 +52,7 @@ ta_fence_p = make_primitive(
 
 
 #: `ta_zero code`, an int64, is the code of a record that a loop carries. While no index is out of range it is 0, which
-#: XLA cannot know. The jaxpr of a loop or a branch has at most one, before all that needs it. `access` removes it.
+#: XLA cannot know. The jaxpr of a loop or a branch has at most one, before all that needs it. `slices` removes it.
 ta_zero_p = make_primitive(
     "ta_zero",
     abstract_eval=lambda code: code,

@@ -50,7 +50,7 @@ class Params(TypedDict):
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
     lowering: str  #: "auto", "ffi" or "xla", see `_lowering.slices`
-    is_tape: bool  #: the buffer is a tape, see `_ops.calls.TAPE`
+    is_tape: bool  #: the buffer is a tape, see `_ops.calls.TAPE_PARAM`
     #: Set by passes only. "in range": the index is; "recorded": it is checked elsewhere, see `_lowering.record`.
     checked: NotRequired[str]
     unordered: NotRequired[bool]  #: set by passes only: reads and updates need no order, see `_lowering.uses`

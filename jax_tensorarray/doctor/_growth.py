@@ -252,7 +252,7 @@ def allocated(compiled: Any) -> int:
     return int(known.temp_size_in_bytes + known.output_size_in_bytes - known.alias_size_in_bytes)
 
 
-def seconds_of(f: Callable[..., Any], make_args: Callable[[], Sequence[Any]], limit: float = 1.0) -> float:
+def seconds_of(f: Callable[..., Any], make_args: Callable[[], Sequence[Any]]) -> float:
     """Return the shortest time of several runs, a second in all, or of one longer run.
 
     A run that is given its arguments for good gets fresh ones.
@@ -260,7 +260,7 @@ def seconds_of(f: Callable[..., Any], make_args: Callable[[], Sequence[Any]], li
     took: list[float] = []
     args = jax.block_until_ready(make_args())
     jax.block_until_ready(f(*args))
-    while not took or (sum(took) < limit and len(took) < 10):
+    while not took or (sum(took) < 1.0 and len(took) < 10):
         if any(x.is_deleted() for x in jax.tree.leaves(args) if isinstance(x, jax.Array)):
             args = jax.block_until_ready(make_args())
         start = time.perf_counter()
