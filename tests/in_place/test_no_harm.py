@@ -31,7 +31,6 @@ SLOWER = {
     "ring buffers": ("delay_line",),
     "what XLA fuses": ("masked_rows", "kv_cache", "cholesky_elements", "reservoir"),
     "branches": ("opcodes_2",),
-    "elements of a small state": ("planned_inputs",),
     "jax 0.10": ("floyd_warshall_min", "quicksort", "union_find", "gauss_seidel"),
 }
 #: Of these XLA makes a few small operations more, which take no longer: "quicksort" has masks for the loops inside.

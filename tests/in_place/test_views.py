@@ -215,3 +215,18 @@ def test_a_step_may_call_a_function_without_arguments():
         return lax.fori_loop(1, len(b), lambda i, b: b.at[i].set(b[i - 1] + jit(lambda: jnp.ones(b.shape[1]))()), b)
 
     np.testing.assert_array_equal(jit(in_place(f))(jnp.ones((50, 2))), f(jnp.ones((50, 2))))
+
+
+def test_elements_of_a_state_that_is_computed_with_as_a_whole_are_no_rows():
+    """Its cotangent is made as a whole in any case, and rows of it would only be added to that."""
+
+    def f(us):
+        def move(x, u):
+            return x + 0.1 * jnp.stack([x[1], jnp.sin(x[0]) + u, u - x[2]]), jnp.sum(x**2)
+
+        return jnp.sum(lax.scan(move, jnp.array([1.0, 0.0, 0.5]), us)[1])
+
+    us = np.linspace(-1, 1, 24)
+    gradient = jax.grad(in_place(f))
+    np.testing.assert_allclose(gradient(us), in_numpy(jax.grad(f))(us), rtol=1e-9)
+    assert "ta_read" not in str(jax.make_jaxpr(gradient)(us))

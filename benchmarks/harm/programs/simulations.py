@@ -298,17 +298,3 @@ def trees_with_checkpoints(x, steps=50):
         return lax.while_loop(lambda t: (t[0] < 5) & (t[1][0] < 100), double, (1, x))[1]
 
     return lax.fori_loop(0, steps, draw, x)
-
-
-@program(lambda r: (floats(r, 24, 2, scale=0.1),))
-def planned_inputs(us):
-    """Inputs that are improved by gradient descent through a rollout of a state of three numbers."""
-
-    def move(x, u):
-        a, b, c = x[0], x[1], x[2]
-        return x + 0.1 * jnp.stack([b, jnp.sin(a) + u[0], u[1] - c]), jnp.sum(x**2) + 0.01 * jnp.sum(u**2)
-
-    def cost(us):
-        return jnp.sum(lax.scan(move, jnp.array([1.0, 0.0, 0.5], us.dtype), us)[1])
-
-    return lax.scan(lambda us, _: (us - 0.05 * jax.grad(cost)(us), None), us, None, length=20)[0]
