@@ -76,9 +76,9 @@ def pytest_collection_modifyitems(config, items):
     if option.all or option.markexpr or option.keyword:
         return
     named = {Path(arg.split("::")[0]).resolve() for arg in config.args}
+    number, count = option.slow or (-1, 1)
 
     def is_asked_for(item):
-        number, count = option.slow or (-1, 1)
         return item.path in named or zlib.crc32(item.nodeid.encode()) % count == number
 
     left_out = ["slow" in item.keywords and not is_asked_for(item) for item in items]

@@ -323,17 +323,17 @@ class Call:
         self.kwargs: dict[str, Any] = {}
         self.objects: list[Any] = []  #: those among the leaves that may be changed before the next call
         self._fixed: list[Fixed] = []
-        self._leaves: dict[int | str, Sequence[Any]] = {}  #: by position and name
+        self._leaves: dict[int | str, list[Any]] = {}  #: of the arguments that have been flattened
 
     def leaves(self) -> list[Any]:
         """Return the leaves of the arguments, in JAX's order."""
-        names = [*range(len(self.args)), *sorted(self.kwargs)]
-        return [leaf for name in names for leaf in self._leaves[name]]
+        given = [*enumerate(self.args), *sorted(self.kwargs.items())]
+        own = [self._leaves[name] if name in self._leaves else jax.tree.leaves(x) for name, x in given]
+        return [leaf for leaves in own for leaf in leaves]
 
     def add(self, name: int | str, x: Any, is_traced: Callable[[Any], bool]) -> Any:
         """Return an argument as JAX gets it."""
         if type(x) in _ARRAYS or type(x) in _NUMBERS:
-            self._leaves[name] = (x,)
             return x
         leaves, tree = jax.tree.flatten(x)
         self._leaves[name] = leaves
@@ -359,11 +359,6 @@ class Call:
         if objects:
             self._fixed.append(fixed)
         return Given(arrays, fixed)
-
-    def keep(self, name: int | str, x: Any) -> Any:
-        """Return an argument that is static."""
-        self._leaves[name] = jax.tree.leaves(x)
-        return x
 
     def contents(self) -> Hashable | None:
         """Return a value that is the same as long as the objects are, or None."""
@@ -402,10 +397,8 @@ class Static:
     def split(self, is_traced: Callable[[Any], bool], args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
         """Return the call in which JAX sees the leaves that are traced, and floats in built-in containers."""
         call, size = Call(), len(args)
-        for k, x in enumerate(args):
-            call.args.append(call.keep(k, x) if {k, k - size} & self.nums else call.add(k, x, is_traced))
-        for name, x in kwargs.items():
-            call.kwargs[name] = call.keep(name, x) if name in self.names else call.add(name, x, is_traced)
+        call.args = [x if {k, k - size} & self.nums else call.add(k, x, is_traced) for k, x in enumerate(args)]
+        call.kwargs = {name: x if name in self.names else call.add(name, x, is_traced) for name, x in kwargs.items()}
         return call
 
 

@@ -62,8 +62,9 @@ def _never_run(params: dict[str, Any]) -> Any:
     jaxpr = params["jaxpr"]
 
     def body(*args: Any) -> list[Any]:
-        carry = zip(map(Value, args[consts : consts + carries]), map(is_weak, jaxpr.out_avals), strict=False)
-        return [*(with_type(x, weak=weak).array for x, weak in carry), *map(host.zeros, jaxpr.out_avals[carries:])]
+        carry = zip(args[consts : consts + carries], jaxpr.out_avals[:carries], strict=True)
+        same = [with_type(Value(x), weak=is_weak(of)).array for x, of in carry]
+        return [*same, *map(host.zeros, jaxpr.out_avals[carries:])]
 
     return jax.make_jaxpr(body)(*jaxpr.in_avals)
 

@@ -66,7 +66,8 @@ class Repair:
         self.request, self.in_loop, self.active = request, in_loop, active
         #: See `parts.put_together`: variables of what is evaluated, and of what it inlines.
         self.put_together: dict[Any, parts.Step] = {}
-        self.computed_with = set[Any]()  #: variables, whose cotangents are made as a whole in any case
+        #: See `views.computed_with`: variables whose cotangents are made as a whole in any case.
+        self.computed_with = set[Any]()
 
     def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
         """Return the outputs, given the inputs and perhaps what is known of other variables."""
@@ -225,7 +226,7 @@ class Repair:
                 return Left()
             if name in LOOPS:
                 return LOOPS[name](self, eqn, operands, added)
-            if registry.entry_of(eqn).kind == "loop":
+            if registry.entry_of(eqn).kind == "loop":  # of this library: both of its primitives call the body so
                 body = eqn.params["body"]
                 repaired = jax.make_jaxpr(self.of_loop().function(body, is_whole=True))(*body.in_avals)
                 return list(map(Value, eqn.primitive.bind(*as_written(operands), **eqn.params | {"body": repaired})))
@@ -247,7 +248,7 @@ class Repair:
         if jaxprs.has_symbolic_shapes(eqn):
             return Left("symbolic-shape")
         if name == "slice" and eqn.invars[0] in self.computed_with:
-            return Left("made-in-the-step")
+            return Left("made-in-the-step")  # as its cotangent is; reports leave out such reads
         why = Left()
         for rule in RULES.get(name, ()):
             results = rule(eqn, operands)

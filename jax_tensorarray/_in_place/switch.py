@@ -50,6 +50,6 @@ def why_off(enabled: bool = True) -> str:
     """
     if not enabled:
         return "enabled=False"
-    if _contexts.decided.value is not None:
-        return "disable_in_place()" if _contexts.decided.value == "off" else ""
+    if (decided := _contexts.decided.value) is not None:
+        return "disable_in_place()" if decided == "off" else ""
     return f"{VARIABLE}=0" if value_of(VARIABLE, ("0", "1"), "1") == "0" else ""

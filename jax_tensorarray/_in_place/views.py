@@ -42,6 +42,10 @@ def viewed(jaxpr: Jaxpr, masks: frozenset[Any] = frozenset()) -> frozenset[Any]:
     return _uses(jaxpr, masks)[0]
 
 
+#: What computes with each element of its operands. A select passes elements on.
+_COMPUTES = ELEMENTWISE - {"select_n"}
+
+
 @_compat.cached
 def computed_with(jaxpr: Jaxpr) -> frozenset[Any]:
     """Return the variables that a jaxpr computes with as a whole: so does its derivative."""
@@ -49,9 +53,6 @@ def computed_with(jaxpr: Jaxpr) -> frozenset[Any]:
     whole = _uses(opened, frozenset())[1]
     eqns = [eqn for eqn in opened.eqns if eqn.primitive.name in _COMPUTES and eqn.outvars[0] in whole]
     return frozenset(v for eqn in eqns for v in eqn.invars if not isinstance(v, jex.Literal))
-
-
-_COMPUTES = ELEMENTWISE - {"select_n"}
 
 
 @_compat.cached

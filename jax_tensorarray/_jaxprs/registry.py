@@ -307,23 +307,20 @@ def _custom_vjp(eqn: Equation, operands: Sequence[Array], change: Change) -> lis
 
 
 def _instantiated(ct: Any) -> Any:
-    """Return a cotangent as an array, that of integers as one of float0.
+    """Return a tangent or cotangent as an array, that of integers as one of float0.
 
     The zero of what a `custom_vjp` closes over has the type of that value, which may be an integer.
     """
     if not isinstance(ct, ad.Zero | SymbolicZero):
         return ct
     aval: Any = ct.aval
-    return ad.instantiate_zeros(ad.Zero(aval)) if jaxprs.is_inexact(aval) else _zeros([aval])[0]
+    if jaxprs.is_inexact(aval):
+        return ad.instantiate_zeros(ad.Zero(aval))
+    return np.zeros(getattr(aval, "shape", ()), jax.dtypes.float0)
 
 
 def are_inexact(arrays: Sequence[Any]) -> list[bool]:
     return list(map(jaxprs.is_inexact, arrays))
-
-
-def _zeros(outs: Sequence[Any]) -> list[Any]:
-    """Return the tangents of integers."""
-    return [np.zeros(getattr(x, "shape", ()), jax.dtypes.float0) for x in outs]
 
 
 def _shard_map(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array]:

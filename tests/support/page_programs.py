@@ -1448,7 +1448,7 @@ def main():
             print(source)
         result = judge(source, weak=seed % 8 == 0)
         opinion = second_opinion(source, result) if result and result[0] not in ("near", "oracle") else ""
-        # Of a `while_loop` plain JAX has no gradient, so it cannot say that it has none of this scatter either.
+        # Plain JAX has no gradient of a `while_loop`, so it cannot say that this scatter has none either.
         is_of_jax = result is not None and "scatter_mul gradients are only implemented" in str(result[1])
         if is_of_jax or opinion in ("plain JAX raises it too", f"plain JAX differs too: {result}"):
             result = "plain JAX too", f"{result}"
