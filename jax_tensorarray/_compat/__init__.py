@@ -9,7 +9,7 @@ import jax  # before jaxlib, which else logs whatever XLA does
 # It has no public name. Here XLA takes the rules by which it divides our calls among devices.
 from jaxlib import xla_client
 
-from jax_tensorarray._compat.checkify import checked_as, checked_besides, expanded_as
+from jax_tensorarray._compat.checkify import checked_as, checked_besides, checked_inside, expanded_as
 from jax_tensorarray._compat.checkpoints import CHECKPOINT, asks_policies, checkpoint_of, is_saved
 from jax_tensorarray._compat.custom_vjp import custom_vjp_rules, define_vjp, log_of
 from jax_tensorarray._compat.equations import frame_of, is_drop, made_jaxpr, new_variable, within

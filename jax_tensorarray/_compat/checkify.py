@@ -30,6 +30,29 @@ def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
     rules[primitive] = rule
 
 
+def checked_inside(primitive: Primitive, name: str, run: Callable[..., Sequence[Array]]) -> None:
+    """Let `checkify` look for errors in the jaxpr that `primitive` has as the parameter `name`.
+
+    The jaxpr with checks, and its operands, are run by `run(jaxpr, operands, given, found, **params)`. An error is its
+    first `given` operands and its first `found` results. There is no public way to say so. Without it checkify finds
+    no error in what has a derivative of its own.
+    """
+    private = private_names("checkify", "error_checks", "checkify_jaxpr")
+    if private is None:
+        return
+    rules, check = private
+
+    def rule(*args: Any, **params: Any) -> Any:
+        (*numbers, error, enabled), operands = _split(args)
+        checked = functools.partial(check, *numbers, params[name], enabled)
+        jaxpr, (found, outs) = jax.make_jaxpr(checked, return_shape=True)(error, *operands)
+        given = jax.tree.leaves(error)
+        results = run(jaxpr, [*given, *operands], len(given), len(jax.tree.leaves(found)), **params)
+        return jax.tree.unflatten(jax.tree.structure((found, outs)), results)
+
+    rules[primitive] = rule
+
+
 def _split(args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """Split the arguments of a rule: the operands come after the error and what is enabled.
 

@@ -14,7 +14,7 @@ from jax.interpreters import ad
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._jaxprs.custom_jvp import OfCall, by, ta_custom_jvp_p, with_rule
+from jax_tensorarray._jaxprs.custom_jvp import By, OfCall, by, ta_custom_jvp_p, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, is_any_zero, merge
 from jax_tensorarray._ops.primitive import zero_tangent
 from jax_tensorarray._types import Equation
@@ -186,9 +186,20 @@ def _flow(jaxpr: Jaxpr, flags: Sequence[bool], visit: Callable[[Any, list[bool]]
             # A rule `OfCall` differentiates what the call runs, so its zeros are those of the jaxpr.
             follows = entry.kind not in ("rules", "divided") or isinstance(eqn.params.get("rule"), OfCall)
             of_bodies = [reached_in(body, operands) for body in entry.bodies(eqn.params) if follows]
-            found = [any(some) for some in zip(*of_bodies, strict=True)] if of_bodies else [True] * len(eqn.outvars)
+            if of_bodies:
+                found = [any(some) for some in zip(*of_bodies, strict=True)]
+            elif _returns_zeros(eqn):
+                alone = jax.make_jaxpr(functools.partial(jaxprs.bind, eqn))([v.aval for v in eqn.invars])
+                found = jaxprs.nonzero_outputs(alone, operands)
+            else:
+                found = [True] * len(eqn.outvars)
             marked |= {id(v) for v, flag in zip(eqn.outvars, found, strict=False) if flag and counts(v)}
     return [id(v) in marked for v in inner.outvars]
+
+
+def _returns_zeros(eqn: Equation) -> bool:
+    """Return whether the rule of a `custom_jvp` can say that a result has no tangent."""
+    return eqn.params.get("symbolic_zeros") is True or isinstance(eqn.params.get("rule"), By)
 
 
 def reached_in(body: Body, flags: list[bool]) -> list[bool]:

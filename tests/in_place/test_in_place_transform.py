@@ -944,6 +944,68 @@ def test_checkify_finds_what_it_finds_in_plain_jax(turn, name):
         assert want["error"].split("shape")[0] in found["vmap"]
 
 
+@jax.custom_jvp
+def grown(b):
+    return jnp.sin(b) + b[jnp.int32(3)]
+
+
+grown.defjvp(lambda primals, tangents: (grown(*primals), jnp.cos(*primals) * tangents[0] + tangents[0][3]))
+
+
+def of_a_rule(n, b):
+    return jnp.sum(grown(lax.fori_loop(1, n, lambda i, b: b.at[i].set(jnp.sin(b[i - 1]) + b[i // 2]), b)))
+
+
+def of_stacked_rows(n, b):
+    stack = lax.fori_loop(0, n, lambda i, stack: stack.at[i].set(jnp.sin(b[i])), jnp.zeros((10, 64)))
+    return jnp.sum(lax.map(lambda row: row * jnp.sum(row), stack))
+
+
+def checked(f):
+    return checkify.checkify(f, errors=checkify.index_checks | checkify.float_checks)
+
+
+def jvp_of_checked(f, by, ours):
+    (error, out), (_, dot) = jax.jvp(by(ours(f)), (ROWS,), (ROWS,))
+    return error, (out, dot)
+
+
+def grad_of_checked(f, by, ours):
+    dot, error = jax.grad(lambda b: by(ours(f))(b)[::-1], has_aux=True)(ROWS)
+    return error, dot
+
+
+ROWS = np.linspace(0.1, 0.9, 640).reshape(10, 64)
+ORDERS_OF_CHECKIFY = {
+    "jvp": jvp_of_checked,
+    "gradient": grad_of_checked,
+    "of the gradient of a checkpoint": lambda f, by, ours: by(ours(jax.grad(jax.checkpoint(f))))(ROWS),
+    "vmap": lambda f, by, ours: jax.vmap(by(ours(f)))(np.stack([ROWS, ROWS / 2])),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS_OF_CHECKIFY.values(), ids=ORDERS_OF_CHECKIFY)
+@pytest.mark.parametrize("options", [{}, {"memory": 64}], ids=["", "memory"])
+@pytest.mark.parametrize("f", [of_a_rule, of_stacked_rows])
+def test_checkify_of_what_has_a_derivative_of_its_own(f, options, order):
+    """The values are compared with those of plain JAX without `checkify`.
+
+    Its rule for a `custom_jvp` returns too few errors to a `jit` or a `checkpoint` around.
+    """
+
+    def unchecked(f):
+        return lambda b: (None, f(b))
+
+    ours = functools.partial(in_place, **options)
+    error, got = order(functools.partial(f, 9), checked, ours)
+    assert error.get() is None
+    _, want = order(functools.partial(f, 9), unchecked, lambda f: f)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), got, want)
+    error, _ = order(functools.partial(f, 12), checked, ours)
+    assert "out-of-bounds indexing for array of shape (10, 64)" in error.get()
+
+
 # --- max_steps -------------------------------------------------------------------------------------------------
 
 
@@ -1310,6 +1372,10 @@ def _(primals, tangents):
     return (c, x), (tangents[0], dx)  # the first one is a `SymbolicZero`
 
 
+def by_rule_in_a_loop(c, x):
+    return lax.scan(lambda carry, _: (beside_by_rule(*carry), None), (c, x), None, length=2)[0]
+
+
 @pytest.mark.parametrize(
     ("loop", "order"),
     [
@@ -1318,8 +1384,18 @@ def _(primals, tangents):
         (beside_in_a_loop, lambda f, ours: jax.vmap(lambda c, x: jax.jvp(functools.partial(ours(f), c), (x,), (x,)))),
         (beside_by_rule, lambda f, ours: jax.vmap(lambda c, x: jax.jvp(functools.partial(ours(f), c), (x,), (x,)))),
         (beside_by_rule, lambda f, ours: jax.vmap(jit(jax.grad(jax.checkpoint(ours(f)), 1)))),
+        (by_rule_in_a_loop, lambda f, ours: lambda c, x: jax.jvp(functools.partial(ours(f), c[0]), (x[0],), (x[1],))),
+        (by_rule_in_a_loop, lambda f, ours: jax.vmap(ours(jax.grad(f, 1)))),
     ],
-    ids=["checkpoint", "jvp", "a loop in a loop", "a rule with symbolic zeros", "such a rule in a checkpoint"],
+    ids=[
+        "checkpoint",
+        "jvp",
+        "a loop in a loop",
+        "a rule with symbolic zeros",
+        "such a rule in a checkpoint",
+        "such a rule in a loop",
+        "its gradient",
+    ],
 )
 def test_a_custom_vjp_of_a_carry_without_a_tangent(loop, order):
     """An array of zeros as the tangent is an error: JAX would differentiate the `custom_vjp` in forward mode."""
