@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import hypothesis
@@ -39,11 +40,13 @@ jax.config.update("jax_enable_x64", True)
 # What is divided among devices is tested on eight; everything else uses the first.
 jax.config.update("jax_num_cpu_devices", 8)
 
-# Random programs and the like: a few, the same every time; more with `--all`; others with HYPOTHESIS_PROFILE=night.
+# Random programs and the like: a few, the same every time; more with `--slow`, and more again with `--all`; others with
+# HYPOTHESIS_PROFILE=night.
 hypothesis.settings.register_profile(
-    "few", deadline=None, derandomize=True, database=None, max_examples=10, suppress_health_check=list(HealthCheck)
+    "few", deadline=None, derandomize=True, database=None, max_examples=5, suppress_health_check=list(HealthCheck)
 )
 few = hypothesis.settings.get_profile("few")
+hypothesis.settings.register_profile("some", parent=few, max_examples=10)
 hypothesis.settings.register_profile("many", parent=few, max_examples=25)
 hypothesis.settings.register_profile("night", parent=few, derandomize=False, max_examples=10_000, print_blob=True)
 
@@ -55,7 +58,12 @@ def part_of(text):
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run slow tests too, and more random programs")
-    parser.addoption("--slow", metavar="K/N", type=part_of, help="run part K of N of the slow tests too; K may be any")
+    parser.addoption(
+        "--slow",
+        metavar="K/N",
+        type=part_of,
+        help="run part K of N of the slow tests too, and more random programs; K may be any number",
+    )
 
 
 def pytest_report_header():
@@ -65,9 +73,31 @@ def pytest_report_header():
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: judges what others judge in part, or what no version of jax changes")
-    profile = "many" if config.getoption("all") else "few"
+    config.addinivalue_line(
+        "markers",
+        "slow(but=0): judges what others judge in part, or what no version of jax changes; "
+        "`but` so many cases of the test, or tests of the file, are not slow",
+    )
+    profile = "many" if config.getoption("all") else "some" if config.getoption("slow") else "few"
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
+
+
+def by_hash(item):
+    return zlib.crc32(item.nodeid.encode())
+
+
+def slow_ones(items):
+    """Return the tests that are marked `slow`, without a sample of those marked `slow(but=n)`: the least n hashes."""
+    slow, sampled = set(), defaultdict(list)
+    for item in items:
+        for node, mark in item.iter_markers_with_node("slow"):
+            if mark.kwargs:
+                sampled[node.nodeid.split("[")[0], mark.kwargs["but"]].append(item)
+            else:
+                slow.add(item)
+    for (_, but), group in sampled.items():
+        slow.update(sorted(group, key=by_hash)[but:])
+    return slow
 
 
 def pytest_collection_modifyitems(config, items):
@@ -77,11 +107,12 @@ def pytest_collection_modifyitems(config, items):
         return
     named = {Path(arg.split("::")[0]).resolve() for arg in config.args}
     number, count = option.slow or (-1, 1)
+    slow = slow_ones(items)
 
     def is_asked_for(item):
-        return item.path in named or zlib.crc32(item.nodeid.encode()) % count == number
+        return item.path in named or by_hash(item) % count == number
 
-    left_out = ["slow" in item.keywords and not is_asked_for(item) for item in items]
+    left_out = [item in slow and not is_asked_for(item) for item in items]
     config.hook.pytest_deselected(items=list(itertools.compress(items, left_out)))
     items[:] = [item for item, is_out in zip(items, left_out, strict=True) if not is_out]
 

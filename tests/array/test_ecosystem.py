@@ -55,6 +55,7 @@ KERNELS = jnp.asarray(rng.normal(size=(4, ROW, ROW)), jnp.float32)
 # --- flax ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_linen_scan_carries_a_tensorarray():
     nn = need("flax.linen")
 
@@ -193,6 +194,7 @@ def test_an_equinox_module_has_tensorarrays():
     close(moved.kernels.stack(), KERNELS - 0.1 * grads.kernels.stack())
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["adam", "adafactor"])
 def test_optax_updates_parameters_that_are_tensorarrays(name):
     optax = need("optax")
@@ -226,6 +228,7 @@ def test_optax_updates_parameters_that_are_tensorarrays(name):
 # --- diffrax ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_state_of_a_diffrax_equation_is_a_tensorarray():
     diffrax = need("diffrax")
 
@@ -260,6 +263,7 @@ def log_density(x):
     return -jnp.sum(x["a"] ** 2) - jnp.sum((x["b"] - x["a"]) ** 2)
 
 
+@pytest.mark.slow
 def test_blackjax_samples_are_rows_of_a_tensorarray():
     blackjax = need("blackjax")
     start = {"a": jnp.array(0.5), "b": jnp.ones(2)}
@@ -278,6 +282,7 @@ def test_blackjax_samples_are_rows_of_a_tensorarray():
     assert len(np.unique(samples.stack()["a"])) > 5
 
 
+@pytest.mark.slow
 def test_numpyro_samples_are_rows_of_a_tensorarray():
     numpyro = need("numpyro")
     start = {"a": jnp.array(0.5), "b": jnp.ones(2)}

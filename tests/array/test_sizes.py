@@ -14,7 +14,7 @@ from jax import lax
 import jax_tensorarray
 from jax_tensorarray import TensorArray, fori_loop, growing, scan, ta_read, tf, while_loop
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=2)
 
 MOST = 40
 

@@ -120,6 +120,7 @@ def flax():
     return module
 
 
+@pytest.mark.slow(but=11)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_is_restored_into_what_it_was(kind, way):
@@ -161,6 +162,7 @@ for checkpointer, target in ((orbax.StandardCheckpointer(), "target"), (orbax.Py
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("orbax") is None, reason="orbax is not installed")
 def test_a_checkpoint_by_orbax_has_zeros_past_the_rows(tmp_path):
     settings = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]), "JAX_PLATFORMS": "cpu"}
@@ -178,6 +180,7 @@ def test_a_flax_state_dict_names_rows_and_size():
     assert set(flax().to_state_dict(pytree_rows())["rows"]) == {"loss", "hidden"}
 
 
+@pytest.mark.slow
 def test_flax_knows_an_array_that_is_made_after_it_is_imported():
     pytest.importorskip("flax.serialization", reason="flax is not installed")
     script = """
@@ -215,6 +218,7 @@ def save(checkpointer, path, state):
     checkpointer.wait_until_finished()
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 @pytest.mark.parametrize("kind", KINDS)
 def test_orbax(kind, checkpointer, tmp_path):

@@ -99,6 +99,7 @@ def test_a_traced_size_needs_max_size():
     np.testing.assert_array_equal(jax.jit(lambda n: of_size(n).append(7.0).stack(pad=True))(3), [0, 0, 0, 7, 0])
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("size", [50, 6, -1, 2**32 + 3, -(2**32), np.int8(-1), np.uint32(2**32 - 1)])
 def test_a_traced_size_that_is_not_allowed_is_an_error_at_run_time(size):
     for f in (lambda n: of_size(n).stack(pad=True), lambda n: of_size(n).size(), lambda n: of_size(n).mask()):
@@ -320,6 +321,7 @@ def test_a_wrong_where_or_mode_is_what_it_is_to_the_ops(method, run):
             run(lambda ta, how=how: MASKABLE[method](ta, 0, **how)[0], stack_of(1.0, 2.0))
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("method", MASKABLE)
 @pytest.mark.parametrize("how", ["known", "traced", "traced where"])
 def test_a_row_that_is_not_there_is_an_error_unless_it_is_masked_or_dropped(method, how):
@@ -347,6 +349,7 @@ def test_a_row_that_is_not_there_is_an_error_unless_it_is_masked_or_dropped(meth
             run(np.array(True), mode)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("index", "x64"), [(2**31, False), (2**40, True), (-(2**100), False)])
 def test_a_python_index_of_any_magnitude_is_masked_and_dropped(index, x64):
     """The array is one that grows, which has to find out how far."""
@@ -368,6 +371,7 @@ def test_a_python_index_of_any_magnitude_is_masked_and_dropped(index, x64):
                 np.testing.assert_array_equal(gathered, [0, 1])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("method", MASKABLE)
 def test_so_it_is_for_each_example_of_a_batch(method):
     (ta, index), f = STRAY[method], MASKABLE[method]
@@ -527,6 +531,7 @@ def appended(n):
     return lax.fori_loop(0, n, lambda i, ta: ta.append(i + 1.0), growing(element_shape=(), max_size=4))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -575,6 +580,7 @@ def test_the_mask_of_an_array_that_does_not_grow_is_true():
         assert not mask[n:].any()
 
 
+@pytest.mark.slow
 def test_without_max_size_an_array_grows_at_indices_that_are_known_while_tracing():
     def f(x):
         ta = growing().append(x).write(2, 3 * x)

@@ -51,6 +51,7 @@ def rows(ta):
     return np.asarray(ta.stack()).tolist()
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("how", ["static", "growing", "limited"])
 def test_a_write_is_in_place(how):
     ta = made(how, 8)
@@ -331,6 +332,7 @@ def test_an_interrupt_before_any_instruction_changes_nothing(how, action, monkey
     assert at > (10 if how == "ragged" else 20)  # ragged rows need few instructions
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_jax_ends_a_trace_leaves_no_tracer_behind(monkeypatch):
     """It comes in the first call, which is traced. Plain JAX returns tracers from then on."""
     core = sys.modules[type(jax.make_jaxpr(jnp.sin)(1.0).eqns[0]).__module__]

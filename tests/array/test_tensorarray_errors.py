@@ -186,6 +186,7 @@ REFUSED_OF_RAGGED = [
 ]
 
 
+@pytest.mark.slow(but=40)
 @pytest.mark.parametrize(("error", "message", "f"), [*REFUSED_ARGUMENTS, *REFUSED_ROWS, *REFUSED_INDICES])
 def test_what_is_wrong_is_refused_and_named(error, message, f):
     with pytest.raises(error, match=message):

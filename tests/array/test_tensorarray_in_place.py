@@ -265,6 +265,7 @@ def with_gradient(f):
     return lambda xs: (f(xs), jax.grad(f)(xs))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_loop_and_its_gradient_have_no_copy(name):
     assert_no_whole_buffer_copy(compiled(with_gradient(PROGRAMS[name]), rows(LENGTH)), rows(LENGTH))
@@ -285,6 +286,7 @@ def test_second_order_has_no_copy(name):
     assert_no_whole_buffer_copy(compiled(f, rows(LENGTH)), rows(LENGTH))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "name",
     ["read_then_write", "closed_over_in_a_cond", "dict_of_arrays", "append_where", "write_with_gaps", "stack_machine"],

@@ -31,7 +31,7 @@ from jax import lax
 
 from jax_tensorarray import TensorArray
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=6)
 
 DTYPES = [np.float32, np.float64, np.int32, np.int64, np.complex64, np.complex128, np.bool_, jnp.bfloat16]
 #: For programs that do nothing with a dtype that the others do not do.

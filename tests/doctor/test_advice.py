@@ -17,7 +17,7 @@ from jax_tensorarray import checkpoint_policies, in_place, ta_add, ta_read, ta_w
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.doctor import _advice, loop_copies
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=3)
 
 WIDTH = 16
 

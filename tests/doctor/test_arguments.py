@@ -70,6 +70,7 @@ def called(f, state, donated=False, calls=CALLS):
         state = out if jax.tree.structure(out) == jax.tree.structure(state) else out[0]
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(
     ("f", "given", "donated", "says", "tried"),
     [
@@ -130,6 +131,7 @@ def test_updates_outside_of_jit_are_named():
     assert "an update outside of jit copies the whole array in every call" in " ".join(str(report).split())
 
 
+@pytest.mark.slow
 def test_programs_that_compute_something_else_or_are_called_once_are_not_listed():
     optimizer = optax.adam(1e-3)
 

@@ -32,7 +32,7 @@ from jax_tensorarray.doctor._growth import Measurement
 from jax_tensorarray.doctor._page import html as page
 from jax_tensorarray.doctor._reasons import REASONS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=2)
 
 PROGRAM = """
 import functools, sys

@@ -18,7 +18,7 @@ from jax_tensorarray.doctor import explain, loop_copies
 from jax_tensorarray.doctor._advice import ADVICE, NAMES
 from jax_tensorarray.doctor._reasons import REASONS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=6)
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "messages.md"
 STAYS, COPIES = "Operations that `in_place` does not rewrite", "Copies in compiled loops"

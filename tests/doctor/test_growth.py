@@ -22,7 +22,7 @@ from jax_tensorarray.doctor import (
 )
 from jax_tensorarray.doctor._page import html
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=5)
 
 
 def rows(n):

@@ -227,6 +227,7 @@ def test_copies_inside_a_branch_and_an_inner_loop_of_a_loop_are_found():
     assert hlo_text.whole_buffer_operations_in_loops(hlo_text.optimized_hlo(outer, X), X.nbytes)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["read_then_write", "branches"])
 def test_it_is_the_same_where_machine_code_is_made_with_less_effort(name):
     """As the tests do."""

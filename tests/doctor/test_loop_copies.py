@@ -151,6 +151,7 @@ def attention_in_our_loop(x, residuals="tape"):
     return jnp.sum(last[1])
 
 
+@pytest.mark.slow
 def test_our_loop_is_named_by_its_own_lines_and_not_recommended_to_who_uses_it():
     found = loop_copies(jax.grad(attention_in_our_loop))(X)
     assert {copy.line for copy in found if copy.kind == "save"} == {line_with(attention_in_our_loop, "while_loop(")}
@@ -176,6 +177,7 @@ def test_a_history_of_the_program_is_no_tape():
     assert "kept-on-the-tape" in {copy.reason for copy in loop_copies(jax.grad(attention_in_our_loop))(X)}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "of", [jax.jit, jax.checkpoint, lambda f: lambda x: f(x), lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x]))]
 )
@@ -333,6 +335,7 @@ def no_loop(x):
     return jnp.sum(jnp.sin(x) ** 2)
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     "loop",
     [

@@ -43,6 +43,7 @@ def net():
 ADAM = optax.adam(0.1)
 
 
+@pytest.mark.slow
 @placed("loss", "grad", *STEP)
 def test_a_filtered_step(at):
     def step(net, state, xs, weight):
@@ -57,6 +58,7 @@ def test_a_filtered_step(at):
     return step(model, state, XS, 0.25), first
 
 
+@pytest.mark.slow(but=1)
 @placed("model", "checkpoint", "vmap", *STEP)
 def test_an_ensemble_of_checkpointed_models(at):
     @eqx.filter_vmap
@@ -92,6 +94,7 @@ class Counts(eqx.Module):
         return self.norm(hs[-1], state)
 
 
+@pytest.mark.slow(but=1)
 @placed("loss", *STEP)
 def test_a_model_with_state(at):
     def loss(model, state, batch):

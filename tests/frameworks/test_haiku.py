@@ -24,6 +24,7 @@ def remembers(xs):
     return hk.scan(step, jnp.zeros((len(xs), 4)), jnp.arange(len(xs)))[0]
 
 
+@pytest.mark.slow(but=1)
 @placed("apply", "loss", "grad", *STEP)
 def test_a_transformed_scan(at):
     init, apply = hk.without_apply_rng(hk.transform(lambda xs: hk.remat(remembers)(xs)))
@@ -36,6 +37,7 @@ def test_a_transformed_scan(at):
     return at.step(update)(init(jax.random.key(0), XS), XS)
 
 
+@pytest.mark.slow
 @placed("apply", "around jit")
 def test_a_model_with_state_dropout_and_layers_that_are_stacked(at):
     @hk.transform_with_state
@@ -59,6 +61,7 @@ def test_a_model_with_state_dropout_and_layers_that_are_stacked(at):
     return at.step(update)(params, state, jax.random.key(1), XS)
 
 
+@pytest.mark.slow
 def test_a_function_that_calls_modules_is_right_or_refused_inside_of_a_transformed_one():
     """`jax.jit` gives gradients of zero there."""
 
@@ -70,6 +73,7 @@ def test_a_function_that_calls_modules_is_right_or_refused_inside_of_a_transform
     assert_same_or_refused(gradient, "inside", "transform")
 
 
+@pytest.mark.slow(but=2)
 @placed("apply", *STEP)
 def test_a_search_of_unknown_length(at):
     def search(limit):

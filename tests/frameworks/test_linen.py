@@ -60,6 +60,7 @@ def start():
     return train_state.TrainState.create(apply_fn=MODEL.apply, params=params, tx=ADAM)
 
 
+@pytest.mark.slow
 @placed("loss", "grad", "in jit", "instead of jit")
 def test_a_train_state_and_layers_that_are_scanned_and_computed_again(at):
     def train_step(state, xs, key):
@@ -100,6 +101,7 @@ class Normalised(nn.Module):
         return nn.RNN(Cell())(nn.BatchNorm(use_running_average=False)(xs))
 
 
+@pytest.mark.slow(but=1)
 @placed("loss", "around jit")
 def test_an_rnn_with_statistics_in_a_jitted_module(at):
     model = Normalised()
@@ -123,6 +125,7 @@ class Attends(nn.Module):
         return nn.Dense(4)(nn.MultiHeadDotProductAttention(2, qkv_features=4, decode=True)(nn.LayerNorm()(x)))
 
 
+@pytest.mark.slow
 @placed("apply", "instead of jit")
 def test_a_decoder_with_its_cache(at):
     model = Attends()

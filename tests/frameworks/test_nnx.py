@@ -55,6 +55,7 @@ def values(*modules):
     return [nnx.to_pure_dict(nnx.state(module)) for module in modules]
 
 
+@pytest.mark.slow(but=1)
 @placed("loss", "grad")
 def test_a_pure_loss_of_a_module(at):
     @nnx.jit
@@ -69,6 +70,7 @@ def test_a_pure_loss_of_a_module(at):
     return losses, values(model, optimizer)
 
 
+@pytest.mark.slow(but=1)
 @placed("loss", "grad")
 def test_a_loss_of_the_state_of_a_module_that_changes(at):
     @nnx.jit
@@ -90,6 +92,7 @@ def test_a_loss_of_the_state_of_a_module_that_changes(at):
     return losses, values(model, optimizer)
 
 
+@pytest.mark.slow(but=1)
 @placed("loss", *STEP)
 def test_a_functional_step(at):
     def train_step(graphdef, state, xs):
@@ -103,6 +106,7 @@ def test_a_functional_step(at):
     return nnx.to_pure_dict(step(graphdef, state, XS))
 
 
+@pytest.mark.slow(but=1)
 @placed("layer", "loss")
 def test_layers_that_are_scanned_and_computed_again(at):
     @nnx.vmap(in_axes=0)
@@ -127,6 +131,7 @@ def test_layers_that_are_scanned_and_computed_again(at):
     return nnx.to_pure_dict(nnx.jit(nnx.grad(at("loss", run)))(layers, waves(5, 4)))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("place", ["loss", "grad", *STEP])
 def test_updates_of_a_module_are_carried_out_or_an_error_says_how(place):
     def program(at):

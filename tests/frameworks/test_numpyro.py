@@ -28,6 +28,7 @@ def model(xs):
     control_flow.scan(step, (jnp.int32(0), jnp.zeros(len(xs))), jnp.asarray(xs))
 
 
+@pytest.mark.slow(but=1)
 @placed("potential", "in jit")
 def test_a_chain_of_samples(at):
     def potential(z):
@@ -47,6 +48,7 @@ def test_a_chain_of_samples(at):
     return at.step(chain)(state)
 
 
+@pytest.mark.slow
 @placed("in jit", "instead of jit")
 def test_a_step_of_variational_inference(at):
     svi = infer.SVI(model, infer.autoguide.AutoDelta(model), numpyro.optim.Adam(0.1), infer.Trace_ELBO())

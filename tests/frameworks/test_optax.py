@@ -38,6 +38,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @placed("loss", "grad", *STEP)
 def test_optimizers_with_a_state(at):
     """Each gets the same three gradients, of which one is not finite."""
@@ -59,6 +60,7 @@ def test_optimizers_with_a_state(at):
     return params, states, values
 
 
+@pytest.mark.slow(but=1)
 @placed("loss", "in jit")
 def test_a_search_along_lines_in_a_loop(at):
     solver = optax.lbfgs(memory_size=2, linesearch=optax.scale_by_zoom_linesearch(max_linesearch_steps=4))
@@ -125,6 +127,7 @@ def advantages(rollout, last, gamma=0.99, decay=0.95):
     return lax.fori_loop(0, len(rollout.value), step, (jnp.zeros_like(last), jnp.zeros_like(rollout.value)))[1]
 
 
+@pytest.mark.slow
 @placed("env", "gae", "in jit")
 def test_proximal_policy_optimization(at):
     """Environments in a batch that start again, and epochs of minibatches in an order that is drawn."""

@@ -47,6 +47,7 @@ def logits_of(params, cache, token, t):
     return x @ params["embedding"].T, cache
 
 
+@pytest.mark.slow(but=1)
 @placed("layers", "around jit")
 def test_a_decoder_that_samples(at):
     """A batch that ends at different times, with a key in the carry."""
@@ -65,6 +66,7 @@ def test_a_decoder_that_samples(at):
     return at.step(generate)(*decoder(), jnp.array([1, 2]), jax.random.key(3))
 
 
+@pytest.mark.slow
 @placed("loss", "around jit")
 def test_a_decoder_that_is_trained_on_its_samples(at):
     """The key is carried by the loop that is differentiated, and the state is donated."""
@@ -88,6 +90,7 @@ def test_a_decoder_that_is_trained_on_its_samples(at):
     return at.step(train_step, jit)(*decoder(length=3), jnp.array([1, 2]), jax.random.key(3))
 
 
+@pytest.mark.slow(but=1)
 @placed("search", "vmap", *STEP)
 def test_a_beam_search(at):
     def search(table, first, width=3, length=5):
@@ -122,6 +125,7 @@ def recurrent(w, xs):
     return jnp.mean(lax.scan(step, jnp.zeros_like(xs), jnp.arange(len(xs)))[0] ** 2)
 
 
+@pytest.mark.slow(but=1)
 @placed("loss", "grad", *STEP)
 def test_gradients_that_are_accumulated_over_microbatches(at):
     def train_step(w, batches):
@@ -135,6 +139,7 @@ def test_gradients_that_are_accumulated_over_microbatches(at):
     return at.step(train_step)(jnp.asarray(waves(2, 2)), waves(3, 5, 2))
 
 
+@pytest.mark.slow(but=1)
 @placed("auto", "undo", "checkpoint", "in jit")
 def test_noise_of_keys_that_are_carried_and_scanned_over(at):
     """Reverse mode needs the keys of each step again, whatever it keeps."""
@@ -154,6 +159,7 @@ def test_noise_of_keys_that_are_carried_and_scanned_over(at):
     return at.step(jax.value_and_grad(noisy))(jnp.asarray(waves(2, 2)), waves(5, 2), jax.random.key(0))
 
 
+@pytest.mark.slow(but=1)
 @placed("loss", *STEP)
 def test_mixed_precision_with_a_scale_of_the_loss(at):
     """The scale grows, is halved where a gradient is not finite, and then nothing is updated."""
@@ -172,6 +178,7 @@ def test_mixed_precision_with_a_scale_of_the_loss(at):
     return step(state, waves(5, 2)), first
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.skipif(len(jax.devices()) < 4, reason="needs four devices: see tests/conftest.py")
 @placed("loss", *STEP)
 def test_a_step_on_four_devices(at):
@@ -196,6 +203,7 @@ def test_a_step_on_four_devices(at):
 # --- checks and effects ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=1)
 @placed("loop", "in jit")
 def test_checks_of_users_and_of_indices(at):
     def fill(b):
@@ -224,6 +232,7 @@ def test_a_check_that_is_thrown(at):
     error.throw()
 
 
+@pytest.mark.slow(but=1)
 @placed("loop", *STEP, is_ordered=False)
 def test_callbacks_of_a_loop_and_of_its_gradient(at):
     """A log of each step, one of the gradient, and a row that is computed by the host."""
@@ -249,6 +258,7 @@ def test_callbacks_of_a_loop_and_of_its_gradient(at):
     return at.step(jax.value_and_grad(at("loop", loss)))(waves(4, 2))
 
 
+@pytest.mark.slow(but=2)
 @placed("loop", *STEP)
 def test_effects_in_order(at):
     def fill(xs):
@@ -332,6 +342,7 @@ class Model:
         return self.loss(xs)
 
 
+@pytest.mark.slow(but=1)
 @placed("method", "grad", *STEP)
 def test_a_dataclass_with_methods(at):
     def train_step(model, xs):
@@ -349,6 +360,7 @@ of_wrapped = in_place(of_wrapped)  # pickle finds the decorated function under t
 jitted = jax.jit(in_place(recurrent))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))])
 def test_functions_are_copied_and_pickled_as_plain_ones_are(by):
     w, xs = jnp.asarray(waves(2, 2)), jnp.asarray(waves(5, 2))
@@ -369,6 +381,7 @@ def test_jitted_functions_are_pickled_with_their_code():
         assert_same(cloudpickle.loads(cloudpickle.dumps(f))(*args), jax.jit(recurrent)(w, xs))
 
 
+@pytest.mark.slow
 def test_methods_are_bound():
     model, xs = Model(jnp.asarray(waves(2, 2)), 0.5), waves(5, 2)
     for f in (model.loss_in_place, model.jitted, in_place(model), in_place(model.loss), jax.jit(in_place(model))):

@@ -43,6 +43,7 @@ def check(op, size, row, count, dtype=np.float32, seed=0):
         oracle.assert_same_bits(f, e)
 
 
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize(
     ("size", "row", "count"),
     [
@@ -59,6 +60,7 @@ def test_ops_of_all_sizes_mean_what_the_oracle_says(op, size, row, count):
     check(op, size, row, count)
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("op", "dtype"),
     [(op, dtype) for op in OPS for dtype in (np.int8, np.float16, np.float64, np.bool_)]

@@ -97,6 +97,7 @@ def test_a_float_of_a_module_that_the_function_changes_stays_a_float():
     same(module, plain)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("value", [0.0, -0.0, float("nan"), 1, True, 1.0, 1 + 0j])
 def test_numbers_that_compare_equal_are_told_apart(value):
     f = in_place(lambda m, x: (filled(x), repr(m.scale)))
@@ -142,6 +143,7 @@ OBJECTS = {
 }
 
 
+@pytest.mark.slow(but=5)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", OBJECTS)
 def test_an_object_that_is_passed_in_comes_back(name, place):
@@ -156,6 +158,7 @@ def test_an_object_that_is_passed_in_comes_back(name, place):
             assert all(x is y for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(given), strict=True))
 
 
+@pytest.mark.slow
 def test_a_function_is_compiled_once_for_objects_with_the_same_contents():
     traced = []
 
@@ -253,6 +256,7 @@ sys.stdout.buffer.write(cloudpickle.dumps(functions))
 """
 
 
+@pytest.mark.slow
 def test_cloudpickle_sends_functions_of_the_main_program():
     cloudpickle = pytest.importorskip("cloudpickle")
     sent = subprocess.run([sys.executable, "-c", SENT], capture_output=True, check=True).stdout
@@ -267,6 +271,7 @@ def test_cloudpickle_sends_functions_of_the_main_program():
 # --- the cost of a call ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("extra", [{}, {"step": 3}, {"rate": 0.5}, {"act": jnp.tanh}, {"act": Swish()}])
 def test_the_python_that_a_call_takes_does_not_grow_with_the_arrays(extra):
     def calls(number):

@@ -13,7 +13,7 @@ from jax import lax
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=2)
 
 STEPS, EXAMPLES = 30, 3
 

@@ -87,6 +87,7 @@ def described(x):
     return x if isinstance(x, str) or x is None else np.round(np.asarray(x, float), 5).tolist()
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("f", CHANGES)
 def test_arguments_are_changed_as_by_the_function_in_every_call(f):
     got, want, g = made(), made(), in_place(f)
@@ -108,6 +109,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("f", CHANGES)
 def test_changes_have_derivatives_and_batches(f, transform):
@@ -260,6 +262,7 @@ def test_a_ref_that_is_passed_in_is_written():
 # --- Haiku ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_inside_of_haiku_parameters_are_read_and_a_change_is_an_error():
     hk = pytest.importorskip("haiku")
 
@@ -289,6 +292,7 @@ def test_inside_of_haiku_parameters_are_read_and_a_change_is_an_error():
                 inside.apply(params, state, key, x)
 
 
+@pytest.mark.slow
 def test_inside_of_linen_variables_are_read_and_a_change_is_an_error():
     linen = pytest.importorskip("flax.linen")
 
@@ -350,6 +354,7 @@ def net_of(nnx):
     return Net()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [in_place, lambda f: jit_of()(in_place(f)), lambda f: in_place(jit_of()(f)), lambda f: in_place(in_place(f))],
@@ -381,6 +386,7 @@ def jit_of():
     return pytest.importorskip("flax.nnx").jit
 
 
+@pytest.mark.slow
 def test_modules_in_containers_methods_and_derivatives(nnx):
     class Counter(nnx.Module):
         def __init__(self):
@@ -407,6 +413,7 @@ def test_modules_in_containers_methods_and_derivatives(nnx):
     jax.tree.map(close, got, want)
 
 
+@pytest.mark.slow
 def test_the_functional_style_of_nnx_has_the_results_of_the_function(nnx):
     def f(graph, state, x):
         net = nnx.merge(graph, state)
@@ -420,6 +427,7 @@ def test_the_functional_style_of_nnx_has_the_results_of_the_function(nnx):
         jax.tree.map(close, got, want)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_split_off_is_a_value(nnx):
     def found(place):
         @nnx.jit

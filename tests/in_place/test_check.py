@@ -75,6 +75,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_right_program_has_its_results_and_derivatives(order):
     def loss(f):
@@ -84,6 +85,7 @@ def test_a_right_program_has_its_results_and_derivatives(order):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8), got, want)
 
 
+@pytest.mark.slow
 def test_dtypes_keys_nans_and_empty_arrays():
     def f(x, key, empty):
         def body(i, c):
@@ -114,6 +116,7 @@ def test_closures_static_arguments_and_what_is_changed():
     np.testing.assert_allclose(jax.grad(outer)(0.5), 1 + 2 * 0.5 + 3 * 0.5**2 + filled(X * 2.0).sum(), rtol=1e-6)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_arrays_that_devices_divide(kind):
     mesh = jax.make_mesh((4,), ("a",), axis_types=(kind,))
@@ -134,6 +137,7 @@ def test_refs():
     np.testing.assert_allclose(ref[...], other[...])
 
 
+@pytest.mark.slow
 def test_a_while_loop_with_max_steps_is_compared_in_its_values(wrong):
     def until(x):
         b = lax.while_loop(
@@ -207,6 +211,7 @@ def test_a_callback_that_returns_a_value_must_be_pure():
 # --- programs that are wrong -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("order", [lambda f: f, jax.jit, lambda f: lambda w: jax.jit(f)(w)])
 def test_the_first_result_that_differs_is_named(order, wrong):
     wrong(lambda x, args: x.at[2].add(0.25) if x.ndim else x)
@@ -241,6 +246,7 @@ def test_each_example_of_a_batch_is_compared(wrong):
     assert "of filled at [1, 0] is" in message(f, jnp.stack([X, 0.5 * X, X + 3])[1:])
 
 
+@pytest.mark.slow
 def test_gradients_are_compared(wrong):
     """The results of these programs are right, and their derivatives are not."""
     wrong(lambda x, args: x + (args[-1] - lax.stop_gradient(args[-1])) if x.ndim else x)
@@ -307,6 +313,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_copy_that_is_left_is_an_error(way):
     WAYS[way](in_place(good, strict=True))(ROWS)
@@ -333,6 +340,7 @@ class Config:
     rate = 2.0
 
 
+@pytest.mark.slow
 def test_after_a_strict_function_other_functions_and_their_objects_are_not_kept():
     """The hook that judges programs stays, and the doctor's memory of functions has nothing to do with it."""
     jax.block_until_ready(

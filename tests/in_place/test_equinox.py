@@ -9,7 +9,7 @@ from in_place import compiled
 from jax_tensorarray import in_place
 from jax_tensorarray._hlo import text as hlo_text
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=1)
 
 eqxi = pytest.importorskip("equinox.internal")
 

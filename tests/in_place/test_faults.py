@@ -30,6 +30,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(("order", "fault"), list(zip(ORDERS, FAULTS, strict=True)))
 def test_a_program_that_cannot_be_rewritten_runs_as_it_is(order, fault, monkeypatch):
     def fails(*args, **kwargs):
@@ -84,6 +85,7 @@ def test_an_error_on_purpose_stays_an_error(monkeypatch):
         assert _faults._ON_PURPOSE.match(f"{name}: text")
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("number", range(len(program.PASSES)), ids=[p.name for p in program.PASSES])
 def test_a_program_is_lowered_without_a_pass_that_fails(number, monkeypatch):
     def fails(*args, **kwargs):

@@ -169,6 +169,7 @@ def _walk_batch(axis, operands, dims, **params):
 batching.fancy_primitive_batchers[walk_p] = _walk_batch
 
 
+@pytest.mark.slow
 def test_several_results_with_derivatives_or_without():
     def f(x, y):
         b, numbers, other = walk_p.bind(x, y, table=(3,))
@@ -211,6 +212,7 @@ def test_what_depends_on_no_tangent_has_none():
 # --- inside of loops, and stored --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_in_a_loop():
     def f(x):
         def step(b, k):
@@ -253,6 +255,7 @@ def other(name, *args, **options):
     return OTHERS[-1]
 
 
+@pytest.mark.slow
 def test_one_that_is_lowered_for_each_platform_in_its_own_way():
     here, elsewhere = other("here", platform="cpu"), other("elsewhere", platform="tpu")
     mlir.register_lowering(here, mlir.lower_fun(lambda x: (x + 1,)))

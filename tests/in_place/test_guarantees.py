@@ -33,6 +33,7 @@ def test_sums_agree_up_to_rounding():
     np.testing.assert_allclose(jax.grad(in_place(loss))(b), jax.grad(loss)(b), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_broken_promise_of_an_index_has_another_gradient():
     def loss(b, index):
         def body(i, b):

@@ -84,6 +84,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_a_hijax_primitive_in_a_body(loop):
     def loss(f):
@@ -109,6 +110,7 @@ def test_the_name_of_a_hijax_primitive_that_takes_a_buffer_is_said():
 LATER = pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="new in jax 0.12")
 
 
+@pytest.mark.slow(but=1)
 @LATER
 @pytest.mark.parametrize("loop", [plain, *LOOPS.values()], ids=["of JAX", *LOOPS])
 def test_the_gradient_is_added_to_a_ref(loop):

@@ -167,12 +167,14 @@ def _args(order):
     return (np.stack([X, 0.5 * X, -X]) if "batch" in order else X,)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.skipif(not barriers_hold("cpu"), reason="XLA drops barriers")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_history_is_not_copied(name):
     assert_no_whole_buffer_copy(compiled(in_place(PROGRAMS[name]), X), np.ones((ROWS, SIZE)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not barriers_hold("cpu"), reason="XLA drops barriers")
 @pytest.mark.parametrize("order", ["gradient of", "of a gradient"])
 def test_the_gradient_of_a_step_in_a_branch_copies_none(order):
@@ -214,6 +216,7 @@ def random_step(choose):
     return "\n    ".join([*lines, "return b, x"])
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("seed", range(16))
 def test_a_random_branch(seed):
     choose, names = random.Random(seed), {"jnp": jnp, "lax": lax, "ROWS": ROWS, "SIZE": SIZE}
@@ -278,6 +281,7 @@ def test_what_is_computed_of_registers(seed):
         np.testing.assert_allclose(jax.jit(ours)(a, X), in_numpy(plain)(a, X), rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not barriers_hold("cpu"), reason="where no barrier holds, XLA makes the update again")
 @pytest.mark.parametrize("read", [lambda b, x: x @ (b * jnp.cos(b)), lambda b, x: jnp.sum(jnp.tanh(b), 0) + b[3]])
 def test_what_reads_a_history_as_a_whole_reads_it_after_its_update(read):

@@ -35,6 +35,7 @@ def is_installed(library):
 SOME = {p.library: p for p in PROGRAMS} | {(p.library, "gradient"): p for p in PROGRAMS if p.gradient}
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.filterwarnings("default")  # those of libraries are not ours
 @pytest.mark.parametrize("program", dict.fromkeys(SOME.values()), ids=lambda program: program.name)
 def test_a_library_gives_what_it_gave(program):

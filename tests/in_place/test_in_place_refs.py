@@ -90,6 +90,7 @@ def either_order(derived, f):
     yield in_place(derived(f))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", PROGRAMS)
 def test_refs_and_their_derivatives_are_in_place(f):
     plain = nested_without_refs if f is nested else f
@@ -108,6 +109,7 @@ def test_refs_and_their_derivatives_are_in_place(f):
     assert_close(got, [oracle(several)] * 2)
 
 
+@pytest.mark.slow
 def test_a_branch_over_a_ref_has_a_derivative():
     def f(b):  # JAX itself has none
         r = jax.new_ref(b)
@@ -128,6 +130,7 @@ def test_a_branch_over_a_ref_has_a_derivative():
         assert_close(jit(ours)(rows()), want)
 
 
+@pytest.mark.slow
 def test_a_while_loop_over_a_ref_has_a_derivative():
     def f(b):
         r = jax.new_ref(b)
@@ -185,6 +188,7 @@ def test_a_ref_beside_a_gradient_inside_is_written_once():
     assert_close(in_place(f)(rows()), f(rows()))
 
 
+@pytest.mark.slow
 def test_a_rule_of_its_own_with_refs_inside_stays_a_rule():
     @jax.custom_vjp
     def g(b):
@@ -224,6 +228,7 @@ def test_a_number_of_python_that_a_loop_passes_on():
     assert_close(in_place(f)(1.3), f(1.3))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("around", [lambda f: f, jax.checkpoint], ids=["as it is", "checkpoint"])
 def test_a_rule_in_a_scan_stores_its_cotangent_in_a_ref_that_is_an_argument(around):
     @jax.custom_vjp

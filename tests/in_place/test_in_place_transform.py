@@ -67,6 +67,7 @@ def assert_same_and_in_place(ours, want, args, rtol=2e-5, atol=2e-6):
 IN_TURN = [(n, "value" if n in FORWARD_ONLY else list(ORDERS)[1 + k % 2]) for k, n in enumerate(LOOPS)]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("name", "order"), IN_TURN)
 def test_a_plain_loop_gives_what_it_gave_and_is_in_place(name, order):
     f, oracle = LOOPS[name], jit if name == "divided" else in_numpy
@@ -88,6 +89,7 @@ def reported(issue):
     return args, jit(transform(f))(*args)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("issue", "inside"),
     [(n, i) for n in REPORTED for i in (False, True) if not i or REPORTED[n][0] in (jax.grad, jax.vmap)],
@@ -118,6 +120,7 @@ def test_what_all_examples_read_is_not_repeated_for_each():
     assert_no_whole_buffer_copy(program, jnp.zeros((20, 300, 4)))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "transform", [jit, lambda f: jax.vmap(f, (None, 0)), lambda f: jax.grad(lambda b, k: jnp.sum(jnp.sin(f(b, k))), 1)]
 )
@@ -141,6 +144,7 @@ def test_writes_of_most_elements_stay_as_they_are():
     assert "ta_write" not in texts[1]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("order", ["value", "gradient"])
 def test_copies_that_a_program_asks_for_are_left_to_xla(order):
     """Equinox's loops copy what they carry, and select between the copies."""
@@ -156,6 +160,7 @@ def test_copies_that_a_program_asks_for_are_left_to_xla(order):
     assert_same_and_in_place(ORDERS[order](f), in_numpy(plain(f, order))(*rows(200)), rows(200))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("order", ["value", "gradient"])
 def test_a_body_may_be_repaired_by_itself(order):
     def f(body, x):
@@ -195,6 +200,7 @@ def indexing(draw):
     return axes, shape, dtypes, starts, sizes
 
 
+@pytest.mark.slow
 @settings(max_examples=max(settings.default.max_examples // 3, 5))
 @given(
     how=indexing(),
@@ -244,6 +250,7 @@ def test_an_index_out_of_range_means_what_it_means_in_jax(how, mode, op, dtype):
         np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("start", [5, -1, 2**32 + 2, -(2**32) + 2])
 def test_an_index_of_64_bits_is_not_taken_for_another_one(start):
     numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
@@ -371,6 +378,7 @@ def test_what_is_no_array_passes_through_as_it_is(turn, name):
         close(g(x, y), want[1])
 
 
+@pytest.mark.slow
 def test_arrays_and_floats_are_traced_and_the_rest_is_compared():
     traced = []
 
@@ -391,6 +399,7 @@ def test_arrays_and_floats_are_traced_and_the_rest_is_compared():
     assert traced == [1, True, "a", "b", jnp.sin, Color.RED, Color.BLUE, (1, "a")]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", [Config, Unhashable])
 def test_an_object_that_changes_is_seen_to_change_and_is_not_kept(kind):
     f = in_place(lambda x, config: lax.fori_loop(1, len(x), lambda i, b: fill(b, i) * config.rate, x))
@@ -405,6 +414,7 @@ def test_an_object_that_changes_is_seen_to_change_and_is_not_kept(kind):
     assert alive() is None
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", [Config, Unhashable])
 def test_two_objects_that_change_are_told_apart(kind):
     def f(x, first, second):
@@ -523,6 +533,7 @@ def test_types_and_trees_are_those_of_the_function():
         assert (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("changes", [lambda b: b, lambda b: 2 * b, lambda b: b.at[0].set(b[1])])
 def test_linearize_has_the_effects_of_plain_jax(changes):
     """Of the values, and again of the tangents."""
@@ -597,6 +608,7 @@ ASKERS = [(effect, "one", how) for effect in ASKED for how in ({}, {"max_steps":
 ASKERS += [("ordered io", "nested", {"max_steps": 9}), ("debug", "batched", {})]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("effect", "kind", "how"), ASKERS)
 def test_a_predicate_is_asked_as_often_as_in_plain_jax(effect, kind, how):
     seen, want = [], []
@@ -660,6 +672,7 @@ def token_in_a_checkpoint(b, token):
     return f(b, token)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("how", [{}, {"max_steps": 9}])
 @pytest.mark.parametrize("f", [token_closed_over, token_in_a_checkpoint, *[token_in_a_while] * CARRIES_TOKENS])
 def test_tokens_are_arguments_results_and_carries(f, how):
@@ -706,6 +719,7 @@ HUNTED = [*((one_nan, transform) for transform in NAN_HUNTS), (one_nan_without_a
 HUNTED += [(a_nan_in_the_derivative, "value"), (a_nan_in_the_derivative, "jit of a gradient")]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("f", "transform"), HUNTED)
 def test_a_nan_is_the_error_of_plain_jax(f, transform):
     def error(f):
@@ -760,6 +774,7 @@ def test_a_block_in_64_bits_of_a_program_in_32_bits_is_computed_as_in_plain_jax(
         jax.tree.map(np.testing.assert_array_equal, in_place(f)(b), jit(f)(b))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # plain JAX warns too
 @pytest.mark.parametrize("residuals", ["auto", "undo"])
 def test_a_block_in_64_bits_is_differentiated_outside_of_it(residuals):
@@ -804,12 +819,14 @@ def gradient_of_checkpointed():
     return in_numpy(jax.value_and_grad(checkpointed))(*rows(200))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.usefixtures("checkpoints_of_jax")
 @pytest.mark.parametrize("order", ["gradient", "of a gradient"])
 def test_a_checkpointed_body_keeps_rows(order):
     assert_same_and_in_place(ORDERS[order](lambda x: checkpointed(x)), gradient_of_checkpointed(), rows(200))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_complex_rows():
     """JAX itself raises an error at a complex value that a policy saves."""
     x = jnp.arange(1, 5) * (0.3 + 0.2j)
@@ -848,6 +865,7 @@ def test_the_policy_of_a_checkpoint_is_kept():
     assert text.count("cos") == str(jax.make_jaxpr(jax.grad(f))(*rows(20))).count("cos")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: see tests/conftest.py")
 @pytest.mark.parametrize(
     ("kind", "spec"),
@@ -1020,6 +1038,7 @@ def unrolled(x, n):
     return y
 
 
+@pytest.mark.slow
 def test_while_loops_are_differentiable_up_to_max_steps():
     f = jax.grad(in_place(power, max_steps=5))
     one = jit(f)
@@ -1141,6 +1160,7 @@ def _mean_before_a_loop(b, i, x):
     return lax.fori_loop(0, 3, lambda k, b: b.at[(i + k) % len(b)].set(x + b[k]), b), mean
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("one", [_sum_before, _free_places_before, _mean_before_a_loop])
 @pytest.mark.parametrize("is_batched", [False, True])
 def test_all_of_a_buffer_is_read_before_a_write_that_does_not_depend_on_it(one, is_batched):
@@ -1179,6 +1199,7 @@ def test_a_foreign_call_that_updates_a_buffer():
         assert_no_whole_buffer_copy(program, args[0])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("order", "by"), [("grad(in_place)", 0), ("grad(in_place)", 1), ("in_place(grad)", (0, 1)), ("vmap", 0)]
 )
@@ -1314,6 +1335,7 @@ OF_RULES = [*zip(CLOSING_OVER, itertools.cycle(ORDERS_OF_RULES), strict=False)]
 OF_RULES = sorted({*OF_RULES, *itertools.product(["a table it reads a row of", "in a scan"], ORDERS_OF_RULES)})
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("name", "order"), OF_RULES)
 def test_rules_of_functions_that_close_over_arrays(name, order):
     """JAX makes what is closed over the first operands of the call, with respect to which no rule has a derivative."""
@@ -1411,6 +1433,7 @@ def test_a_custom_vjp_of_a_carry_without_a_tangent(loop, order):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), got, order(loss, lambda f: f)(*args))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("order", ["grad(in_place)", "in_place(grad)", "vmap"])
 def test_a_cotangent_keeps_the_dtype_that_a_rule_has_given_it(order, asks):
@@ -1446,6 +1469,7 @@ def test_a_cotangent_keeps_the_dtype_that_a_rule_has_given_it(order, asks):
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.skipif(not hasattr(jax.custom_vjp, "defvjp_with_logs"), reason="new in jax 0.12")
 @pytest.mark.parametrize(("residuals", "inside"), [("auto", False), ("undo", True), ("checkpoint", False)])
 def test_logs_of_a_backward_pass_are_those_of_plain_jax(residuals, inside):

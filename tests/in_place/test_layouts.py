@@ -14,7 +14,7 @@ from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._hlo import text as hlo_text
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=2)
 
 BATCH, STEPS, HEADS, SIZE = 2, 40, 3, 4
 CACHE = np.zeros((BATCH, STEPS, HEADS, SIZE))

@@ -87,14 +87,10 @@ def chain(seed):
     return rnd, m, np.arange(math.prod(shape), dtype=np.int32).reshape(shape), x
 
 
-def blocks(count):
-    """Numbers of blocks of seeds, of which the first is for every run."""
-    return [pytest.param(k, marks=pytest.mark.slow) if k else k for k in range(count)]
-
-
-@pytest.mark.parametrize("block", blocks(10))
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("block", range(20))
 def test_a_chain_of_views_is_one_map(block):
-    for seed in range(60 * block, 60 * block + 60):
+    for seed in range(30 * block, 30 * block + 30):
         _, m, buffer, seen = chain(seed)
         assert m.shape == seen.shape
         np.testing.assert_array_equal(access.view_of(m, Value(jnp.asarray(buffer))), seen, err_msg=str(seed))
@@ -133,10 +129,11 @@ def boxes(view, axis, sizes, at, mode):
         yield whole if inside or mode == "clip" else None
 
 
-@pytest.mark.parametrize("block", blocks(12))
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("block", range(24))
 def test_a_row_op_on_a_view_is_one_on_the_buffer(block):
     done = 0
-    for seed in range(40 * block, 40 * block + 40):
+    for seed in range(20 * block, 20 * block + 20):
         rnd, m, buffer, seen = chain(seed)
         axis = rnd.randrange(seen.ndim)
         count = min(rnd.choice([1, 1, 2]), seen.ndim - axis)
@@ -176,4 +173,4 @@ def test_a_row_op_on_a_view_is_one_on_the_buffer(block):
             np.testing.assert_array_equal(got[1], want, err_msg=str(seed))
             outside = np.setdiff1d(buffer, seen)
             np.testing.assert_array_equal(np.asarray(got[0]).ravel()[outside], outside, err_msg=str(seed))
-    assert done > 30
+    assert done > 12

@@ -105,6 +105,7 @@ SPELLINGS = {
 }
 
 
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize("source", SPELLINGS.values(), ids=SPELLINGS)
 def test_a_jit_of_the_package_is_in_place_however_it_is_spelled(write, source):
     write(waves__sines=source + "\n")
@@ -163,6 +164,7 @@ def test_modules_that_are_imported_later_are_hooked_until_the_end(write):
     again.uninstall()
 
 
+@pytest.mark.slow
 def test_it_stays_a_jit(write, monkeypatch):
     write(
         waves__sines="""

@@ -108,6 +108,7 @@ def assert_as_in_numpy(shape, step, order):
     return program, args
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("name", "order"), in_one_order(CASES))
 def test_parts_are_updated_by_rows(name, order):
     program, args = assert_as_in_numpy(*CASES[name], order)
@@ -136,11 +137,13 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("name", "order"), in_one_order(OTHERS))
 def test_what_is_not_put_back_is_what_it_was(name, order):
     assert_as_in_numpy(*OTHERS[name], order)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("index", [0, 19, 20, 49, 50, -1, -20, -21, 1000])
 def test_an_index_is_one_of_the_part(index):
     """A row past the end of a part is not the first one of the next part, forward against NumPy."""
@@ -166,6 +169,7 @@ def test_explain_says_that_a_part_is_put_back():
     assert "Not rewritten: none" in text
 
 
+@pytest.mark.slow
 def test_a_step_may_have_keys():
     def f(key, c):
         def step(c, key):

@@ -233,6 +233,7 @@ def copies(program, buffer):
     return len(hlo_text.copies_in_loops(program.as_text(), buffer.size * buffer.dtype.itemsize))
 
 
+@pytest.mark.slow(but=8)
 @pytest.mark.parametrize(
     ("seed", "kind"),
     [

@@ -167,6 +167,7 @@ def test_a_register_that_is_needed_in_order_stays_as_it_is(push):
     assert str(jax.make_jaxpr(in_place(f))(x)).count("concatenate") == str(jax.make_jaxpr(f)(x)).count("concatenate")
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("places", [lambda t: (t * t) % 3, lambda t: jnp.array([2, -1, 0]) + t % 2])
 @pytest.mark.parametrize("examples", [None, 0, 1])
 def test_rows_at_computed_places_among_some_rows_and_new_ones(places, examples):

@@ -128,6 +128,7 @@ def in_one_order(names):
     return list(zip(names, itertools.cycle(ORDERS), strict=False))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("name", "order"), [*in_one_order(CASES), *(("a read of the row", order) for order in ORDERS)])
 def test_only_rows_of_the_row_are_touched(name, order):
     program = assert_as_in_numpy(CASES[name], order)
@@ -135,11 +136,13 @@ def test_only_rows_of_the_row_are_touched(name, order):
     assert_no_whole_buffer_operation(program.as_text(), examples * T * D * 8)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("name", "order"), in_one_order(OTHERS))
 def test_what_is_another_row_is_what_it_was(name, order):
     assert_as_in_numpy(OTHERS[name], order)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["set", "clamped", "a read of the row"])
 def test_an_index_of_64_bits_is_narrowed(name):
     """JAX narrows it before or after it counts from the end, which makes different numbers of one far out of range."""
@@ -152,6 +155,7 @@ def test_an_index_of_64_bits_is_narrowed(name):
     assert_no_whole_buffer_operation(program.as_text(), T * D * 8)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("order", ["forward", "grad(in_place)"])
 def test_time_grows_with_the_steps(order):
     def args_of(length):

@@ -16,6 +16,7 @@ def test_every_shape_is_on_the_page():
     assert list(FOUND) == list(SHAPES)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.skipif(not barriers_hold("cpu"), reason="the page is of a version of JAX in which barriers hold")
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_step_moves_what_the_page_says(name):

@@ -12,7 +12,7 @@ from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray.doctor._copies import copies_in
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=1)
 
 LAYERS, TOKENS, SIZE, BATCH = 3, 60, 16, 2
 

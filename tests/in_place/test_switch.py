@@ -135,6 +135,7 @@ OFF = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("why", OFF)
 def test_the_gradient_of_a_while_loop_says_what_is_off(why, monkeypatch):
     def until(x):
@@ -171,6 +172,7 @@ def outcome(script, **settings):
     return run.stdout.split(), run.stderr
 
 
+@pytest.mark.slow
 def test_a_program_in_which_it_is_off_replaces_nothing_in_jax():
     script = """
 import jax, jax.numpy as jnp
@@ -219,6 +221,7 @@ def test_options_that_are_no_bools_are_refused(name, value):
             in_place(**options, **{name: value})
 
 
+@pytest.mark.slow
 def test_residuals_are_listed():
     for value in ("inverse", "all", 3):
         with pytest.raises(ValueError, match="'auto', 'tape', 'recompute', 'undo', 'checkpoint', or an object of"):
@@ -323,6 +326,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_a_newer_jax_is_warned_of_once_and_at_the_first_use():
     script = NEWER.replace("print(", "import warnings; warnings.simplefilter('always'); print(")
     told = outcome(script)[1]

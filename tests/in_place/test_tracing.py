@@ -14,7 +14,7 @@ from jax.interpreters import ad
 
 from jax_tensorarray import in_place
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=1)
 
 ROWS, DEPTH = jnp.ones((16, 4)), 5
 

@@ -14,7 +14,7 @@ from library_in_numpy import library_in_numpy
 
 from jax_tensorarray import in_place
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=2)
 
 ROWS, SIZE = 100, 16
 X = jnp.linspace(0.9, -0.7, SIZE)

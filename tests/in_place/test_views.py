@@ -12,7 +12,7 @@ from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._hlo.text import copies_in_loops, whole_buffer_operations_in_loops
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=1)
 
 N, D = 120, 12
 SCALES = np.cos(np.arange(N * D)).reshape(N, D)

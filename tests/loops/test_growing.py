@@ -8,7 +8,7 @@ from jax import lax
 
 from jax_tensorarray import TensorArray, fori_loop, growing, tf, while_loop
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=4)
 
 
 def new(dtype=jnp.int32):

@@ -48,6 +48,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("f", TEXTS, ids=["while_loop", "fori_loop"])
 def test_a_step_too_many_is_an_error_under_every_transformation(f, transform):
@@ -66,6 +67,7 @@ def test_outside_of_jit_it_is_an_error_too():
             finish(run(1.0, MOST + 1))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "residuals",
     ["tape", "recompute", "undo", Checkpoint(2), Inverse(lambda c: (c[0] - 1, c[1] / 2))],
@@ -82,6 +84,7 @@ def test_a_step_too_many_is_an_error_whatever_reverse_mode_stores(residuals):
         finish(run(2.0, 4))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("f", TEXTS, ids=["while_loop", "fori_loop"])
 def test_with_stop_it_ends_there(f):
     for call in (f, jit(functools.partial(f, on_limit="stop"))):
@@ -100,6 +103,7 @@ def test_known_bounds_that_are_too_far_apart_are_refused_while_tracing():
     assert fori_loop(10, 0, lambda i, c: c + 1, 0, max_steps=5) == 0
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("f", TEXTS, ids=["while_loop", "fori_loop"])
 def test_the_examples_of_a_batch_that_run_are_counted(f):
     xs = jnp.full(3, 2.0)
@@ -115,6 +119,7 @@ def test_the_examples_of_a_batch_that_run_are_counted(f):
         finish(branch(xs, ns, ~chosen))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("transform", [lambda f: f, jax.grad], ids=["value", "grad"])
 def test_an_inner_loop_that_is_cut_is_an_error_and_its_buffer_stays_in_place(transform):
     """In a loop no result waits for the check: see the programs compiled for a TPU and an H100."""
@@ -134,6 +139,7 @@ def test_an_inner_loop_that_is_cut_is_an_error_and_its_buffer_stays_in_place(tra
         finish(program(x, 4))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("outer", ["lax", "ours"])
 def test_an_example_that_has_ended_a_loop_around_is_not_counted(outer):
     loop = lax.while_loop if outer == "lax" else functools.partial(while_loop, max_steps=9)
@@ -179,6 +185,7 @@ CONDITIONS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_a_condition_of_any_kind(name):
     """The rows double in each step: it takes six steps."""
@@ -213,6 +220,7 @@ def test_a_condition_with_effects_is_asked_as_often_as_before():
         assert asked == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_every_carry_knows():
     """A program may use any of them, and JAX drops the others."""
 
@@ -229,6 +237,7 @@ def test_every_carry_knows():
             finish(one(4))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("order", [lambda f: f, jax.grad], ids=["value", "gradient"])
 def test_nothing_is_added_to_a_step(order):
     """A step has the operations that it has in a loop that stops, and copies no buffer."""

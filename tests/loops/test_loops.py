@@ -54,6 +54,7 @@ SECOND = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("turn", "name"), list(enumerate(PROGRAMS)))
 def test_derivatives(turn, name):
     """The first derivatives; one of the second ones, or what is recomputed, in turn."""
@@ -112,6 +113,7 @@ def expected_batch(name, order):
     return np.stack([expected(name, n, order, p) for p, n in zip(POINTS, BATCH_STEPS, strict=True)])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("turn", "name"), list(enumerate(PROGRAMS)))
 def test_every_example_of_a_batch_takes_its_own_number_of_steps(turn, name):
     """The orders are in turn: random programs have both."""
@@ -192,6 +194,7 @@ def test_in_axes(batched):
 # --- arguments and results -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_return_steps():
     limit = {"max_steps": 5, "on_limit": "stop"}
 
@@ -231,6 +234,7 @@ def test_no_step_is_allowed():
     assert (f(3.0), f(3.0, np.int64(0)), jax.grad(f)(3.0), jit(jax.grad(jax.grad(f)))(3.0)) == (9, 9, 6, 2)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("max_steps", [None, 3])
 def test_fori_loop_of_known_and_traced_bounds(max_steps):
     def by(loop, x, low, high):
@@ -286,6 +290,7 @@ def rows_by(scan, options, x, xs):
     return vector(y, b, ys["y"], ys["i"])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("options", SCANS)
 def test_scan_is_that_of_jax(options):
     @jit
@@ -319,6 +324,7 @@ def folded(elems, initializer, reverse):
     return a, jax.tree.map(lambda *v: jnp.stack(v), *(every[::-1] if reverse else every))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("length", "start", "reverse"), [(1, None, False), (1, 0.4, True), (5, None, True), (5, 0.4, False)]
 )
@@ -402,6 +408,7 @@ def test_derivatives_have_the_dtype_of_the_carry(dtype):
         np.testing.assert_array_equal(a, e)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("make_key", "residuals"), [(jax.random.key, "tape"), (jax.random.PRNGKey, "recompute")])
 def test_random_keys_in_the_carry(make_key, residuals):
     def f(loop, x, seed, n):

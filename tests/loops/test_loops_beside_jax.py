@@ -39,6 +39,7 @@ def test_without_jit_a_fori_loop_takes_bounds_that_are_arrays():
         assert ta.fori_loop(jnp.int32(1), jnp.int32(4), lambda i, c: c + i, 0) == 6
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("name", "batched"), [("a_checkpointed_loop", False), ("a_loop_that_depends_on_the_data_in_a_loop", True)]
 )
@@ -50,6 +51,7 @@ def test_everything_passes_the_checks_of_jax(name, batched):
         jax.jit(jax.vmap(f) if batched else f).lower(*((POINTS, BATCH_STEPS) if batched else (POINT, 4)))
 
 
+@pytest.mark.slow
 def test_no_tracer_leaks():
     def f(p, n):
         return gradient(functools.partial(PROGRAMS["a_checkpointed_loop"], OURS, n=n))(p)
@@ -58,6 +60,7 @@ def test_no_tracer_leaks():
         jax.jit(jax.vmap(f)).lower(POINTS, BATCH_STEPS)
 
 
+@pytest.mark.slow
 def test_what_was_never_written_to_a_tape_is_no_nan():
     def f(x):
         return ta.while_loop(up_to(3), lambda c: (c[0] + 1, jnp.sin(c[1] * x)), (0, x), max_steps=1000)[1]
@@ -79,6 +82,7 @@ def test_custom_derivatives_around_the_loop():
     assert jax.jit(jax.grad(g))(2.0) == 2 * 12
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "policy",
     [
@@ -104,6 +108,7 @@ CALLED = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("transform", CALLED)
 def test_a_callback_in_the_body_runs_once_a_step(transform):
     transformation, max_steps = CALLED[transform]
@@ -128,6 +133,7 @@ EFFECTS = {
 }
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_effects_in_the_body_happen_whether_the_result_is_used_or_not(effect, used):
@@ -156,6 +162,7 @@ ASKED = [
 ]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("transform", "max_steps", "effect"), ASKED)
 def test_a_condition_is_asked_before_each_step_and_at_the_end(effect, max_steps, transform):
     calls = []
@@ -191,6 +198,7 @@ def test_a_condition_is_asked_before_each_step_and_at_the_end(effect, max_steps,
     assert sorted(calls) == list(range(taken + 1))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("max_steps", [None, 9])
 def test_what_a_condition_writes_to_a_ref_is_what_jax_writes(max_steps):
     def f(loop, asked):
@@ -226,6 +234,7 @@ NAMED = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", NAMED)
 def test_named_axes_inside_the_body(name):
     f, wanted = NAMED[name]
@@ -251,6 +260,7 @@ def test_named_axes_inside_the_body(name):
         np.testing.assert_allclose(found[1], want[1], rtol=TOLERANCE)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("transform", "how"),
     [
@@ -277,6 +287,7 @@ def test_refs_in_the_body_are_updated_as_by_jax(transform, how):
     np.testing.assert_array_equal(jnp.ravel(rows), wanted[1])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("transform", [lambda f: f, jax.grad], ids=["value", "grad"])
 def test_a_batch_of_no_examples(transform):
     f = transform(loss(functools.partial(PROGRAMS["a_checkpointed_loop"], OURS)))
@@ -359,6 +370,7 @@ EAGER = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("transform", "residuals"), [("value", "tape"), ("grad", "tape"), ("grad", "recompute"), ("jvp", "recompute")]
 )
@@ -403,6 +415,7 @@ def test_numbers_that_are_no_arrays_are_not_scanned():
     assert message(calls[1]) == message(calls[0])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("loop", ["scan", "fori_loop"])
 def test_unroll_means_what_jax_means_by_it(loop):
     def step(c, x):
@@ -418,6 +431,7 @@ def test_unroll_means_what_jax_means_by_it(loop):
         assert ours.count("sine") == jaxs.count("sine")
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("name", MISFITS)
 def test_what_does_not_fit_is_said_in_the_words_of_jax(name):
     cond_fun, body_fun, init = MISFITS[name]
@@ -526,6 +540,7 @@ LOOPS_WITH_REFS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS_WITH_REFS)
 def test_a_step_may_make_refs(name):
     """The oracle is the loop unrolled, with arrays: the gradient of JAX's own loops with refs is wrong up to 0.12."""

@@ -260,6 +260,7 @@ KEPT = ["tape", "undo", "recompute", "auto", Checkpoint(1), Checkpoint(2), Check
 AXES = [axes for axes in itertools.product((0, 1, 2, None), (0, 1, 2, None), (0, None)) if set(axes) != {None}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "axes", "kinds", "kept", "body"),
     [
@@ -293,6 +294,7 @@ def test_any_loops_in_loops(program):
     assert_same(found(*program), wanted(way, axes, kinds, body))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "way", "residuals"),
     [(("scan", "fori_loop"), "grad(vmap)", "undo"), (("fori_loop", "scan"), "jacfwd", "checkpoint")],
@@ -303,6 +305,7 @@ def test_loops_in_loops_in_place(kinds, way, residuals):
     assert_same(derivative(way, axes, in_place(plain, residuals=residuals)), wanted(way, axes, kinds, body))
 
 
+@pytest.mark.slow
 def test_a_function_with_its_own_derivative_stacks_in_a_loop():
     """JAX's `vmap` takes it from the function where the batch axis is, and then it is where the rule has it."""
 

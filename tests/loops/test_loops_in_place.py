@@ -17,6 +17,7 @@ from jax_tensorarray import TensorArray, ta_read, while_loop
 TRANSFORMS = {"forward": lambda f: f, "grad": jax.grad}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", STEPS)
 def test_no_step_touches_a_whole_buffer(name):
     """Of the gradient, which runs the loop forward too."""
@@ -24,12 +25,14 @@ def test_no_step_touches_a_whole_buffer(name):
     assert_no_whole_buffer_copy(compiled(f, rows(200)), rows(200))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["overwrite", "branch", "inner_while_loop"])
 def test_no_step_touches_a_whole_buffer_where_residuals_are_recomputed(name):
     f = jax.grad(functools.partial(run, name, residuals="recompute"))
     assert_no_whole_buffer_copy(compiled(f, rows(200)), rows(200))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["branch", "inner_while_loop"])
 def test_no_step_of_a_second_derivative_touches_a_whole_buffer(name):
     f = functools.partial(run, name)
@@ -61,6 +64,7 @@ def popped(xs):
     return jnp.sum(while_loop(lambda c: c[0].size() > 0, body, (start, xs[0]), max_steps=len(xs))[1])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("f", [appended, popped])
 def test_no_step_touches_a_whole_tensorarray(f, transform):
@@ -82,6 +86,7 @@ def test_each_step_of_a_batch_is_differentiated_in_one_order():
     assert sorted(OF_GRAD + GRAD_OF) == sorted(STEPS)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("name", "transform"),
     [
@@ -98,6 +103,7 @@ def test_no_step_of_a_batch_touches_or_selects_a_whole_buffer(name, transform):
     assert_no_whole_buffer_copy(compiled(f, batch(200), jnp.array([200, 0, 7])), rows(200))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("transform", BATCHED)
 @pytest.mark.parametrize("f", [appended, popped])
 def test_no_step_of_a_batch_of_tensorarrays_touches_or_selects_one(f, transform):
@@ -175,6 +181,7 @@ def test_time_does_not_depend_on_max_steps(f, few, many, transform, allowed):
     raise AssertionError(f"the same steps of at most {many} took {ratios} times as long as of at most {few}")
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("update", "residuals"),
     [
@@ -238,6 +245,7 @@ PEAKS = """
 """
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_steps_taken():
     """Of a process of its own, whose largest resident set nothing else has raised."""
     run = [sys.executable, "-c", textwrap.dedent(PEAKS)]
@@ -256,6 +264,7 @@ TRACED = {
 }
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("transform", TRACED)
 def test_the_functions_of_the_user_are_traced_once(transform):
     calls = []

@@ -34,6 +34,7 @@ def filled_in_numpy(b, n):
     return ct
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("residuals", ["tape", "undo", "recompute", ta.residuals.Checkpoint(2)], ids=str)
 @pytest.mark.parametrize("check", [True, False])
 def test_a_bounded_loop_in_shard_map_has_examples_that_end_by_themselves(residuals, check):
@@ -67,6 +68,7 @@ def repeated(x, n):
     return x
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_what_all_devices_share_gets_the_sum_of_their_cotangents(loop):
     """Each device takes another number of steps from one start."""

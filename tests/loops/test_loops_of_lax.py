@@ -18,7 +18,7 @@ from jax.experimental import checkify
 import jax_tensorarray as ta
 from jax_tensorarray._loops import while_ as while_module
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=1)
 
 LAX, OURS = (types.SimpleNamespace(while_loop=m.while_loop, fori_loop=m.fori_loop, scan=m.scan) for m in (lax, ta))
 

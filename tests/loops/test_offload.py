@@ -22,7 +22,7 @@ from jax_tensorarray._loops import host
 from jax_tensorarray._loops.host import ta_host_empty, ta_host_read, ta_host_write
 from jax_tensorarray.residuals import Recompute, Tape
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=1)
 
 MOST = 9
 rng = np.random.default_rng(0)

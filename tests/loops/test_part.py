@@ -38,6 +38,7 @@ def test_the_first_parts_are_moved(elem):
             oracle.assert_same_bits(row[: max(parts, 0)], buffer[index, : max(parts, 0)])
 
 
+@pytest.mark.slow(but=7)
 @pytest.mark.parametrize("dtype", oracle.DTYPES, ids=oracle.name_of)
 def test_every_dtype(dtype):
     buffer, value = oracle.random_bits(rng, (ROWS, PARTS, 2), dtype), oracle.random_bits(rng, (PARTS, 2), dtype)

@@ -51,6 +51,7 @@ def gradients_of_rows(residuals):
 
 
 #: The derivatives of few steps, and all of second order, are those of `coupled`, below, and of the random programs.
+@pytest.mark.slow
 @pytest.mark.parametrize("residuals", ["recompute", "undo", Checkpoint(3)])
 def test_derivatives_of_many_steps(residuals):
     assert_same(gradients_of_rows(residuals), gradients_of_rows("tape"))
@@ -78,11 +79,13 @@ def gradients_of_scans(residuals):
     return jit(lambda *args: [jax.grad(f, (0, 1, 2))(*args, reverse) for reverse in (False, True)])(*args)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("residuals", ["undo", Checkpoint(3), "inverse", "recompute"])
 def test_scans(residuals):
     assert_same(gradients_of_scans(residuals), gradients_of_scans("auto"))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("slots", [1, 2, 3, 5])
 def test_checkpoints_are_where_the_fewest_steps_are_run(slots):
     calls = []
@@ -112,6 +115,7 @@ def test_checkpoints_are_where_the_fewest_steps_are_run(slots):
         assert len(calls) == steps + fewest(steps, slots) + steps  # forward, again, and once for each derivative
 
 
+@pytest.mark.slow
 def test_a_body_that_uses_a_whole_buffer_keeps_rows_only():
     def gradient(n, **how):
         def f(x, w):
@@ -131,6 +135,7 @@ def test_a_body_that_uses_a_whole_buffer_keeps_rows_only():
     assert temporary(4000, residuals="tape") > 100 * temporary(4000, residuals="undo")
 
 
+@pytest.mark.slow
 def test_a_buffer_that_only_it_depends_on_is_kept_too():
     def f(b, xs, **how):
         def body(c):
@@ -202,6 +207,7 @@ def test_an_inverse_that_is_none_is_found_out(transform):
             run(0)(0.2)
 
 
+@pytest.mark.slow
 def test_an_example_that_has_ended_in_a_loop_around_has_nothing_to_check():
     def inner(x, w, n):
         kept = Inverse(lambda c: (c[0] - 1, (c[1] - w) / 1.1), check=1e-9)
@@ -231,6 +237,7 @@ def test_an_example_that_has_ended_in_a_loop_around_has_nothing_to_check():
     assert_same(jit(jax.grad(lambda x, w: jax.vmap(outer)(x, w, ns).sum(), (0, 1)))(x, w), wanted)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_the_message_says_which_carry_is_off_and_by_how_much(dtype):
     found = rf"test_residuals.py:\d+: .* to its start, carry number 1, {dtype}\[\], is off by 0\.\d+"
@@ -239,6 +246,7 @@ def test_the_message_says_which_carry_is_off_and_by_how_much(dtype):
         jax.grad(lambda x: rotated(x, 2.0, back, check=1e-3))(jnp.asarray(0.5, dtype))
 
 
+@pytest.mark.slow
 def test_rows_that_no_step_reads_need_no_inverse():
     def step(c, x):
         return c * x, c
@@ -260,6 +268,7 @@ SHARED = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("transform", SHARED)
 def test_what_all_steps_share_is_kept_once(transform):
     """A matrix, a function of it, and the mask of a `where`: a tape holds vectors only."""
@@ -289,6 +298,7 @@ def test_what_all_steps_share_is_kept_once(transform):
     assert ours.memory_analysis().temp_size_in_bytes < matrices / 4
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_loop_of_no_steps_does_not_look_at_a_shared_index(nested):
     def f(x, b, k, n):
@@ -367,6 +377,7 @@ def test_what_each_loop_of_a_function_chooses():
         explain(f, memory=-1)
 
 
+@pytest.mark.slow
 def test_what_takes_too_much_memory_gives_way_to_checkpoints():
     def of(step, x, **how):
         [choice] = explain(lambda x: fori_loop(0, many, step, x), **how)(x)
@@ -503,6 +514,7 @@ WITHIN = {"jit": jax.jit, "checkpoint": jax.checkpoint, "custom_jvp": with_jvp}
 WITHIN["all of them"] = lambda f: jax.checkpoint(jax.jit(with_jvp(f)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITHIN)
 def test_rows_that_a_function_writes_are_undone(name):
     def gradient(loop, f, n):
@@ -631,6 +643,7 @@ def test_derivatives_of_second_order_with_rules_of_the_user(name, derivative):
     assert_same(jit(derivative(in_batch))(*args), one_by_one(derivative)(*args))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("mode", [*MODES.values(), lambda back: Checkpoint(1)])
 def test_loops_of_hardly_a_step(mode):
     residuals = mode(lambda c: (c[0] - 1, c[1] / 3))
@@ -644,6 +657,7 @@ def test_loops_of_hardly_a_step(mode):
     assert gradients(2.0, 5) == [1, 3]
 
 
+@pytest.mark.slow
 def test_checkpoints_cost_no_more_than_they_are_used():
     def gradient(checkpoints, max_steps):
         def f(x):
@@ -687,6 +701,7 @@ def test_derivatives_of_second_order_take_memory_for_each_step_once(derivative):
     assert long.memory_analysis().temp_size_in_bytes < limit
 
 
+@pytest.mark.slow
 def test_what_the_body_prints_and_does_not_use_is_no_residual():
     seen = []
 

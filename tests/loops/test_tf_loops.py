@@ -119,6 +119,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", LOOPS)
 def test_without_back_prop_there_is_no_gradient(name):
     gradient = jax.grad(LOOPS[name])

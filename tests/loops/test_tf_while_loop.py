@@ -12,7 +12,7 @@ from jax import jit
 
 from jax_tensorarray import TensorArray, fori_loop, scan, tf, while_loop
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=6)
 
 X = np.linspace(-1, 1, 12).reshape(4, 3)
 

@@ -111,6 +111,7 @@ def by_plain_jax(program):
     return jax.jit(f)(X, keys_of(T)), jax.jit(jax.vmap(f, (None, 0)))(X, keys_of((2, T)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "residuals"), STRATEGIES, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_a_gradient_is_that_of_plain_jax_whatever_is_kept(program, residuals):
     f = jax.value_and_grad(functools.partial(program, functools.partial(scan, residuals=residuals)))
@@ -119,6 +120,7 @@ def test_a_gradient_is_that_of_plain_jax_whatever_is_kept(program, residuals):
     check(jax.jit(jax.vmap(f, (None, 0)))(X, keys_of((2, T))), batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "residuals"), [(keys_as_xs, "auto"), (key_in_carry, "checkpoint"), (keys_in_buffer, "undo")]
 )
@@ -130,6 +132,7 @@ def test_in_place_keeps_the_gradient_of_a_loop_of_jax(program, residuals):
     check(jax.jit(inside)(X, keys_of((2, T))), batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residuals", BACKWARD, ids=str)
 def test_derivatives_of_every_mode_and_of_second_order(residuals):
     def derivatives(loop):
@@ -143,6 +146,7 @@ def test_derivatives_of_every_mode_and_of_second_order(residuals):
     check(jax.jit(lambda: derivatives(ours))(), jax.jit(lambda: derivatives(lax.scan))(), 1e-4)
 
 
+@pytest.mark.slow
 def test_the_tangent_of_keys_has_no_numbers():
     def f(loop):
         return functools.partial(keys_in_buffer, loop)
@@ -157,6 +161,7 @@ def test_the_tangent_of_keys_has_no_numbers():
         check(jax.jvp(ours, (X, keys_of(T)), tangents), jax.jvp(jax.jit(f(lax.scan)), (X, keys_of(T)), tangents))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residuals", BACKWARD, ids=str)
 def test_examples_of_a_while_loop_that_end_at_different_steps(residuals):
     def f(x, keys, n):
@@ -180,6 +185,7 @@ def test_examples_of_a_while_loop_that_end_at_different_steps(residuals):
         check(tuple(x[k] for x in found), jax.value_and_grad(unrolled)(X, keys[k], end))
 
 
+@pytest.mark.slow
 def test_a_tape_in_host_memory_holds_keys():
     keys = keys_of((T, 2000))
 
@@ -212,6 +218,7 @@ def test_the_bytes_of_keys_are_counted():
 # --- row ops ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=1)
 @every_implementation
 @pytest.mark.parametrize("lowering", ["auto", "ffi", "xla"])
 def test_row_ops_move_keys(impl, lowering):
@@ -256,6 +263,7 @@ def test_keys_whose_implementation_is_the_users():
     check(jax.jit(in_place(lambda keys: lax.fori_loop(0, 2 * T, body, keys)))(keys), expected)
 
 
+@pytest.mark.slow
 def test_in_place_writes_the_rows_of_a_buffer_of_keys():
     def f(keys):
         def body(i, keys):
@@ -279,6 +287,7 @@ def drawn(key, count):
     return jnp.stack(found)
 
 
+@pytest.mark.slow
 @every_implementation
 def test_a_loop_appends_keys_to_an_array(impl):
     def f(key):
@@ -297,6 +306,7 @@ def test_a_loop_appends_keys_to_an_array(impl):
         check(run(key), (expected[jnp.array([4, 0])], padded, np.int32(5)))
 
 
+@pytest.mark.slow
 def test_an_array_of_keys_in_a_batch():
     def f(keys):
         ta = TensorArray.from_array(keys)
@@ -311,6 +321,7 @@ def test_an_array_of_keys_in_a_batch():
     check(f(keys[0]), jnp.stack(expected))
 
 
+@pytest.mark.slow
 def test_a_growing_array_of_keys():
     def f(key):
         def body(carry):
@@ -328,6 +339,7 @@ def test_a_growing_array_of_keys():
     check(ta.stack(), expected)
 
 
+@pytest.mark.slow
 def test_loops_of_tensorflow_go_through_keys():
     keys = keys_of(5)
     check(

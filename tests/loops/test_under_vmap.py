@@ -43,6 +43,7 @@ def examples(length):
     return jnp.asarray(np.random.default_rng(length).normal(size=(EXAMPLES, 2)), jnp.float32)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", [*OF_ONE, "gradient of vmap"])
 def test_switch_is_in_place(name):
     def f(xs):
@@ -61,6 +62,7 @@ def counted(n, x, b):
     return lax.while_loop(lambda state: state[0] < n, body, (1, b))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("tangents", [False, True])
 def test_while_loop_is_in_place(tangents):
     def f(b):
@@ -133,6 +135,7 @@ def pulled_back(f, xs, bs):
 OF_LOOPS = [*zip(FUNCTIONS, itertools.cycle([ta.while_loop, lax.while_loop]), strict=False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "loop"), OF_LOOPS)
 def test_row_ops_in_functions_are_in_place(name, loop):
     function, ours = FUNCTIONS[name], loop is ta.while_loop
@@ -158,6 +161,7 @@ def test_row_ops_in_functions_are_in_place(name, loop):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), found, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residuals", ["tape", "undo"])
 def test_a_custom_vjp_with_constants_and_results_that_are_integers(residuals):
     """JAX gives the zeros of constants and results as symbols, which the rule does not ask for."""
@@ -189,6 +193,7 @@ def test_while_loop_that_ends_for_all_at_once_shares_what_it_shares():
     assert "ta_while" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [lax.while_loop, ta.while_loop])
 def test_an_example_that_has_ended_keeps_buffers_that_a_scan_exchanges(loop):
     def f(n, x):
@@ -206,6 +211,7 @@ def test_an_example_that_has_ended_keeps_buffers_that_a_scan_exchanges(loop):
     jax.tree.map(lambda found, *each: np.testing.assert_array_equal(found, each), jax.vmap(f)(ns, xs), *of_each)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("mode", [None, "error"])
 def test_a_branch_that_is_not_taken_does_not_raise(mode):
     def f(p, i):
@@ -245,6 +251,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("loop", [lax.while_loop, ta.while_loop])
 @pytest.mark.parametrize("name", WRITERS)
 def test_an_example_that_has_ended_does_not_raise_and_one_that_runs_does(name, loop):
@@ -258,6 +265,7 @@ def test_an_example_that_has_ended_does_not_raise_and_one_that_runs_does(name, l
             ta.check_errors()
 
 
+@pytest.mark.slow
 def test_an_infinite_derivative_that_is_not_taken_is_not_seen():
     def f(x, p):
         def yes(b):
@@ -271,6 +279,7 @@ def test_an_infinite_derivative_that_is_not_taken_is_not_seen():
     assert shared == 2.0
 
 
+@pytest.mark.slow
 def test_collectives_and_names_inside():
     def f(p, x):
         def yes(b):
@@ -302,6 +311,7 @@ def test_programs_without_row_ops_are_jaxs():
     assert "select_n" in str(jaxpr) and "ta_" not in str(jaxpr)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("loop", ["while", "fori", "scan"])
 def test_what_all_examples_share_is_kept_once(loop):
     w = jnp.linspace(-1, 1, 40 * 500).reshape(40, 500)

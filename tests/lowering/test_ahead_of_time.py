@@ -77,6 +77,7 @@ def assert_right(value, grad):
     np.testing.assert_allclose(np.sum(grad * DIRECTION), slope(XS, DIRECTION), rtol=1e-4)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_compiled_ahead_of_time(name):
     f, x = jax.value_and_grad(PROGRAMS[name]), jax.ShapeDtypeStruct(XS.shape, XS.dtype)
@@ -115,6 +116,7 @@ def test_the_type_of_a_tensorarray_needs_no_memory():
     assert {x.shape for x in jax.tree.leaves(ta)} == {(10**12,), (10**12, 2, 3)}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["of_the_class", "loop"])
 def test_values_while_tracing(name):
     """What is known is computed while the function around it is traced, and is an array there."""
@@ -168,6 +170,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_finds_the_compiled_programs_of_the_first(tmp_path):
     def run():
         here = str(Path(__file__).parent)

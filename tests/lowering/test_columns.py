@@ -34,6 +34,7 @@ def expected(scale):
     return np.linalg.cholesky(np.exp(-((x[:, None] - x) ** 2) / scale) + 0.1 * np.eye(N))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_a_growing_factor_is_not_copied(is_batch):
     f = jax.vmap(in_place(factor)) if is_batch else in_place(factor)

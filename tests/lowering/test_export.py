@@ -37,6 +37,7 @@ def test_without_the_list_jax_refuses():
         jax.export.export(jax.jit(exported.by_ops))(exported.ROWS)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", exported.PROGRAMS)
 def test_what_this_or_an_older_release_has_stored_runs(name):
     """The fixtures were made by jax 0.10.2 with the contract of that number."""
@@ -46,6 +47,7 @@ def test_what_this_or_an_older_release_has_stored_runs(name):
     np.testing.assert_allclose(older.call(exported.ROWS), want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_another_process_runs_it(tmp_path):
     name = "by_a_loop-grad"
     (tmp_path / "stored.bin").write_bytes(exported.stored(name))
@@ -90,6 +92,7 @@ def test_a_stored_function_is_part_of_another_program():
     np.testing.assert_array_equal(found, b)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("gradient", [False, True])
 def test_a_symbolic_batch(gradient):
     def f(b, xs):
@@ -109,6 +112,7 @@ def test_a_symbolic_batch(gradient):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "f",
     [

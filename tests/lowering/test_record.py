@@ -96,6 +96,7 @@ def error_of(f, *args):
     return re.search(r"ta_\w+: index .* size \d+", str(caught.value)).group()
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_first_of_the_program_is_raised(seed):
     rng = np.random.default_rng(seed)

@@ -78,6 +78,7 @@ def at_once(cases):
     return jit(lambda arguments: [f(*args) for f, args in zip(cases, arguments, strict=True)])
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("op", OPS)
 def test_every_lowering_means_the_same(op, lowering):
@@ -90,6 +91,7 @@ def test_every_lowering_means_the_same(op, lowering):
             oracle.assert_same_numbers(a, b)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("op", OPS)
 def test_every_dtype(op):
     """Outside of a loop, whose own slices do not leave all small floats as they are in every version of XLA."""
@@ -113,6 +115,7 @@ def test_rows_of_every_rank(op):
         jax.tree.map(oracle.assert_same_bits, found, expected(op, at, *args, False))
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("op", OPS)
 def test_an_index_out_of_range_is_an_error_in_every_lowering(op, lowering):
@@ -123,6 +126,7 @@ def test_an_index_out_of_range_is_an_error_in_every_lowering(op, lowering):
         jt.check_errors()
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_the_gradient_of_an_op_is_lowered_as_it_is(lowering):
     def f(x):
@@ -201,6 +205,7 @@ def test_rows_are_slices_or_one_scatter(own, examples):
     assert jit(g).lower(*args).as_text().count('"stablehlo.scatter"') == (own and examples > few)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("which", "masked"), [(which, bool(k % 3)) for k, which in enumerate(product([False, True], repeat=3))], ids=str
 )
@@ -226,6 +231,7 @@ def test_examples_share_an_index_along_some_of_their_axes(which, masked):
             oracle.assert_same_bits(found, x)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("op", "shape"),
     [
@@ -277,6 +283,7 @@ def test_many_rows_are_updated_by_one_scatter(op, shape):
         assert in_loop(calls(steps, buffer, values)) == []
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("batch", [(), (9,)])
 @pytest.mark.parametrize("starts", [1, 6])
@@ -485,6 +492,7 @@ BY_CALLS = ["three_reads", "read_old_after_write", "cross", "exchange", "swap", 
 BY_CALLS += ["read_beside_cond", "closed_over_cond", "closed_over_scan", "inner_writes", "many_rows", "checkpointed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "lowering"), [(name, "ffi") for name in BY_CALLS] + [(n, "xla") for n in ("branches", "swap", "many_rows")]
 )
@@ -505,6 +513,7 @@ OF_THREE = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", OF_THREE)
 def test_places_that_depend_on_the_buffer_are_made_before_it_is_updated(name):
     """XLA would make them again for each of the rows, of the buffer as it was."""
@@ -582,6 +591,7 @@ for dtype in (np.int8, np.int32, np.int64):
 """
 
 
+@pytest.mark.slow
 def test_an_absolute_value_that_is_negative_is_out_of_range():
     """That of the least integer. XLA takes it for a number in range: without care the process ends."""
     environment = os.environ | {"JAX_ENABLE_X64": "1"}
@@ -589,6 +599,7 @@ def test_an_absolute_value_that_is_negative_is_out_of_range():
     assert run.returncode == 0, (run.returncode, run.stderr[-2000:])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("of", ["row", "loop", "branch"])
 def test_a_row_that_has_been_written_is_read_in_the_same_step(of):
     """Where no barrier holds, XLA would write it once more, into an array of its own, for the one who reads it."""
@@ -624,6 +635,7 @@ def test_a_row_that_has_been_written_is_read_in_the_same_step(of):
     np.testing.assert_allclose(program(*args_of(60))[0], want, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="where no barrier holds, a call is needed")
 def test_zeros_that_loops_begin_with_again_are_passed_by_no_call():
     """A call there would make calls of all updates in the loops, which XLA compiles as one function without."""

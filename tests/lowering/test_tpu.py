@@ -77,6 +77,7 @@ def test_a_random_program(check, program):
     check(program, jnp.int32(program.start))
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("op", [ta_write, ta_add, ta_max, ta_swap])
 def test_an_index_out_of_range_does_nothing_and_raises_nothing(op):
     buffer, indices = np.arange(10.0).reshape(5, 2), np.array([-1, 5, 2**31 - 1], np.int32)

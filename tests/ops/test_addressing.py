@@ -152,6 +152,7 @@ WITH_DERIVATIVES += [("read", "windows"), ("write", "windows of elements"), ("ad
 WITH_DERIVATIVES += [("max", "elements")]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("op", "how"), WITH_DERIVATIVES)
 def test_derivatives_are_those_of_plain_jax(op, how):
     """Which `jnp` has of the same index in full, one position after the other."""
@@ -226,6 +227,7 @@ def test_an_argument_that_is_wrong_says_so(index, keywords, error, text):
         ta.ta_read(BUFFER, index, **keywords)
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("in_a_loop", [False, True])
 @pytest.mark.parametrize(
     ("f", "stray", "size"),
@@ -275,6 +277,7 @@ def test_an_unsigned_window_does_not_wrap_to_the_first_rows():
             finish(mapped(np.array([1, 2**32 - 1], np.uint32), mode))
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("first", [1, -1, 3, 2**70, -(2**70), np.uint64(1), np.uint64(2**64 - 1)], ids=str)
 @pytest.mark.parametrize("of_elements", [False, True])
 def test_a_known_window_may_start_anywhere(first, of_elements):
@@ -354,6 +357,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("name", "transform"),
     [*((name, "grad") for name in LOOPS), ("window_after_row", "forward"), ("windows", "forward")]
@@ -364,6 +368,7 @@ def test_a_loop_is_in_place(name, transform):
     assert_in_place(f, lambda steps: (jnp.ones((3, steps), jnp.float32), jnp.float32(0.5)))
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("name", LOOPS if _compat.barriers_hold("cpu") else ["elements", "columns"])
 def test_ops_in_a_loop_are_slices(name):
     """Also where each example has an index of its own. (Where branches order them, rows of some bytes stay calls.)"""
@@ -394,6 +399,7 @@ DIVIDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: see tests/conftest.py")
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_buffer_may_be_divided(kind):

@@ -102,6 +102,7 @@ def called(op, **given):
     return op(**{p: good[p] for p in names} | given)
 
 
+@pytest.mark.slow(but=4)
 @every([*ROW_OPS, OPS["ta_stack"]])
 def test_a_wrong_argument_is_an_error_that_says_what_is_allowed(op):
     op = getattr(OURS, op.name)
@@ -154,6 +155,7 @@ def test_an_error_or_an_interrupt_in_a_conversion_reaches_the_caller(method, err
 # --- index -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=1)
 @every(ROW_OPS)
 def test_a_list_of_traced_indices_is_an_index(op):
     b = jnp.arange(8.0).reshape(4, 2)
@@ -228,6 +230,7 @@ PROMOTED = {
 }
 
 
+@pytest.mark.slow
 @every(UPDATES)
 def test_a_value_is_promoted_where_that_loses_nothing(op):
     for dtype, values in PROMOTED.items():
@@ -276,6 +279,7 @@ def test_options_are_given_by_name(op):
         getattr(OURS, op.name)(*arguments, True)
 
 
+@pytest.mark.slow(but=1)
 @every(UPDATES)
 def test_a_weakly_typed_buffer_comes_out_with_its_dtype(op):
     buffer = jnp.full((3,), 2.0)  # weakly typed

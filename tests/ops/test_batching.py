@@ -29,7 +29,7 @@ from ops import (
 
 import jax_tensorarray as ta
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=3)
 
 #: Calls are compiled faster than slices.
 LIKE_A_CALL = {name: {"lowering": "ffi"} if op in ROW_OPS else {} for name, op in OPS.items()}

@@ -204,6 +204,7 @@ def test_an_index_known_while_tracing_is_an_error_at_run_time():
 # --- dropped ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (2, 0)], ids=str)
 def test_a_batched_index_is_an_error_unless_it_is_dropped_or_masked(axes):
     index, size = rng.integers(-1, 8, (3, 2, 4)), np.array([5, 0, 7], np.int32)
@@ -302,6 +303,7 @@ def test_derivatives_with_a_checked_index_are_those_of_plain_jax(read):
 BATCHED = {"cond": (0, 0, None), "save_reads": (0, None, 0)}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("read", BATCHED)
 def test_gradients_of_batches_are_those_of_plain_jax(read):
     axes, buffers = BATCHED[read], np.stack([BUFFER, 2 * BUFFER, -BUFFER])
@@ -370,6 +372,7 @@ def shared_between_loops(x):
 PROGRAMS = {f.__name__: f for f in (growing, reading_the_old_buffer_after_a_write, shared_between_loops)}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_loop_that_checks_is_in_place(name):
     """Forward too, which its gradient begins with."""

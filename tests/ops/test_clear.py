@@ -174,6 +174,7 @@ def derivatives(f):
     return each
 
 
+@pytest.mark.slow
 def test_a_program_that_clears_has_the_derivatives_of_plain_jax():
     found = jit(derivatives(functools.partial(loss, jnp, in_scan)))(BUFFER, X)
     expected = in_numpy(derivatives(by_unrolling))(BUFFER, X)
@@ -248,6 +249,7 @@ def clear_in_cond(x):
 PROGRAMS = {f.__name__: f for f in (appending, clearing_nothing, read_beside_clear, clear_in_cond)}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_loop_that_clears_is_in_place(name):
     """Forward too, which its gradient begins with."""

@@ -124,6 +124,7 @@ def seconds(f, state, runs=10):
     return best, state
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_donated_state_stays_where_it_is(name):
     f, state = jax.jit(STEPS[name], donate_argnums=0), new_state(50)
@@ -138,6 +139,7 @@ def test_a_donated_state_stays_where_it_is(name):
     assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(wanted), strict=True))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["write_in_a_cond", "gradient_through_while_loop"])
 def test_the_time_of_a_step_does_not_depend_on_the_size(name):
     """A thousand times the rows take less than four times as long; to touch all of them takes a hundred times."""

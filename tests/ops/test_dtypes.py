@@ -87,6 +87,7 @@ SLICED = [np.bool_, np.int8, np.uint64, np.float16, ml_dtypes.bfloat16, np.float
 SLICED += FLOAT8[3::2]
 
 
+@pytest.mark.slow(but=13)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_duplicate_rows_are_combined_in_order_and_rounded_by_the_dtype(dtype):
     index = np.array([3, 0, 3, 9, 3, -1])
@@ -168,6 +169,7 @@ def test_16_bit_floats_have_the_sum_of_ml_dtypes(dtype):
 # --- indices ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
 def test_an_index_may_have_any_integer_dtype(dtype):
     limits = np.iinfo(dtype)
@@ -307,6 +309,7 @@ def test_every_op_on_discrete_values_has_float0_tangents(dtype):
     assert {d.dtype for d in jax.tree.leaves(dots)} == {jax.dtypes.float0}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.complex128], ids=name_of)
 def test_gradients_have_the_dtype_of_what_they_belong_to(dtype):
     buffer, value = jnp.arange(3).astype(dtype), jnp.array([5, 6, 7]).astype(dtype)
@@ -343,6 +346,7 @@ READS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", READS)
 def test_a_read_takes_a_cotangent_of_another_dtype_as_jax_does(name):
     """A rule of a `custom_vjp` may give one; its dtype is then that of the buffer's cotangent."""

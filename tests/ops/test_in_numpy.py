@@ -52,6 +52,7 @@ def derivatives(f):
     )
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("f", "transform"),
     [(f, derivatives) for f in (rows, loops, numbers)]

@@ -50,6 +50,7 @@ def test_program_and_its_gradient_give_what_plain_jax_gives(name):
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", OF_HIGHER_ORDER)
 def test_second_order_is_in_place(name):
     assert_in_place(forward_over_reverse(programs[name].with_ops(ours)), args_of)
@@ -85,6 +86,7 @@ HIGHER = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("transform", "name"), [(f, name) for f, names in HIGHER.items() for name in names])
 def test_higher_derivatives_of_a_program_are_those_of_plain_jax(transform, name):
     x = rows(9, 2).astype(jnp.float64)
@@ -107,11 +109,13 @@ def gradients_at_two_lengths(ops, name):
     return *(compiled(f, *args_of(length)) for length in (1000, 4000)), args_of
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", TIMED)
 def test_four_times_the_steps_take_four_times_as_long(name):
     assert_linear_time(*gradients_at_two_lengths(ours, name), 1000)
 
 
+@pytest.mark.slow
 def test_the_proofs_fail_for_plain_jax():
     short, long, args_of = gradients_at_two_lengths(plain, "write")
     with pytest.raises(AssertionError, match="copies of the whole buffer"):
@@ -150,6 +154,7 @@ def forward_mode(f):
     return lambda x: jax.jvp(f, (x,), (jnp.cos(x),))[1]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("transform", [forward, forward_mode])
 @pytest.mark.parametrize("f", [while_program, while_that_reads_in_its_condition])
 def test_while_loop(f, transform):
@@ -174,12 +179,14 @@ def test_constant_buffer_that_a_loop_reads_is_not_made_anew_in_every_step():
     assert_no_whole_buffer_copy(compiled(f, rows(2000)), rows(2000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["three_reads", "closed_over_jit", "inner_writes"])
 def test_vmapped_gradient(name):
     f = jax.vmap(jax.grad(programs[name].with_ops(ours)))
     assert_in_place(f, lambda length: (jnp.stack([rows(length, 16)] * 3),), length=1000)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("branches", "transform"), [(2, jax.grad), (3, forward), (4, jax.grad)])
 def test_switch_whose_branches_write_add_swap_or_read(branches, transform):
     def loss(x):
@@ -215,6 +222,7 @@ TAKING_ONE_TWICE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", TAKING_ONE_TWICE)
 def test_reads_of_one_buffer_in_several_operands_add_to_one_cotangent_in_place(context):
     def product(ops, i, p, q, x):

@@ -105,6 +105,7 @@ WITHOUT_JIT = [(CHECK, "direct"), *((SWAP, c) for c in ("direct", "scan", "cond"
 JIT_DISABLED = [(SWAP, "direct"), (CHECK, "scan"), (READ, "while_loop"), (SWAP, "cond")]
 
 
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize(("op", "context"), CASES, ids=str)
 def test_a_stray_index_raises_in_every_call_and_does_no_harm(op, context):
     f = jax.jit(functools.partial(EVERYWHERE[context], op))
@@ -117,6 +118,7 @@ def test_a_stray_index_raises_in_every_call_and_does_no_harm(op, context):
     oracle.assert_same_bits(buffer, BUFFER)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("op", "context"), WITHOUT_JIT, ids=str)
 def test_a_stray_index_raises_without_an_outer_jit(op, context):
     f = functools.partial(EVERYWHERE[context], op)
@@ -199,6 +201,7 @@ def line(function, number):
     return rf" \(test_index_errors\.py:{function.__code__.co_firstlineno + number}\)"
 
 
+@pytest.mark.slow
 def test_wherever_an_op_is_called_the_error_names_its_line():
     def helper(b, i):
         return ta.ta_write(b, i, 1.0)
@@ -263,6 +266,7 @@ def test_a_python_or_numpy_index_is_checked_while_tracing(op, index):
         jax.eval_shape(jax.vmap(lambda b: call(op, OURS, b, index, mode="error")), jnp.stack([buffer, buffer]))
 
 
+@pytest.mark.slow(but=1)
 @every(THREE_OPS)
 def test_a_python_index_that_is_dropped_or_masked_is_no_error(op):
     buffer = jnp.asarray(BUFFER)
@@ -290,6 +294,7 @@ def found_by_checkify(f, *args, errors=checkify.index_checks):
     return error.get()
 
 
+@pytest.mark.slow
 @every([READ, SWAP])
 def test_checkify_finds_an_index_and_the_op_does_not_raise(op):
     text = "out-of-bounds indexing for array of shape (10, 2): index {} is out of bounds for axis 0 with size 10. "
@@ -306,6 +311,7 @@ def test_checkify_finds_an_index_and_the_op_does_not_raise(op):
     assert str(SIZE) in each(buffers, indices)[0].get()
 
 
+@pytest.mark.slow(but=1)
 @every([READ, SWAP])
 def test_checkify_leaves_out_what_where_leaves_out_and_finds_elements(op):
     def masked(buffer, index, where):
@@ -330,6 +336,7 @@ def test_checkify_finds_the_nan_of_a_sum_and_an_index_into_nothing_raises():
 # --- dropped ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=1)
 @every(CHECKING_OPS)
 def test_mode_drop_never_raises(op):
     index = np.array([12, -1, 3])
@@ -602,6 +609,7 @@ DETOURS = {
 }
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("carried", "detour"), [("buffer", d) for d in DETOURS] + [("index", d) for d in ("jit", "cond", "scan", "where")]
 )
@@ -638,6 +646,7 @@ def test_a_branch_inside_a_loop_that_is_never_taken_never_raises(op):
     np.testing.assert_allclose(f(BUFFER, 4, True), 3 * call(op, oracle, BUFFER, 4)[-1].sum(), rtol=1e-15)
 
 
+@pytest.mark.slow(but=1)
 @every([READ, SWAP, CHECK])
 def test_derivatives_and_batches_of_a_loop_of_no_steps_never_raise(op):
     def f(x, index, trips):
@@ -660,6 +669,7 @@ def test_derivatives_and_batches_of_a_loop_of_no_steps_never_raise(op):
         finish(each_its_own(x, np.array([12, -1]), np.array([0, 1])))
 
 
+@pytest.mark.slow(but=1)
 @every([READ, SWAP, CHECK])
 def test_the_gradient_of_a_scan_of_no_steps_never_raises(op):
     """JAX's derivative takes what no step changes out of the loop."""

@@ -31,6 +31,7 @@ def test_rows_past_two_to_the_31(dtype):
     assert touched < 2**29 or jax.default_backend() != "cpu"  # elsewhere the buffers are not this process's memory
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("lowering", ["auto", "xla", "ffi"])
 def test_constant_indices_past_two_to_the_31(lowering, x64):
@@ -65,6 +66,7 @@ def test_a_tuple_addresses_more_than_two_to_the_31_elements(lowering):
         assert jax.tree.map(int, jax.jit(f)(*map(jnp.int32, at))) == (5, 0)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("lowering", ["auto", "ffi"])
 def test_in_place_takes_buffers_of_more_than_two_to_the_31_elements(lowering, monkeypatch):
     monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", lowering)

@@ -20,7 +20,7 @@ from jax import jit, lax
 import jax_tensorarray as ta
 from jax_tensorarray import ta_max, ta_read
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=3)
 
 # --- values ----------------------------------------------------------------------------------------------------
 

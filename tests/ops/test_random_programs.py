@@ -231,6 +231,7 @@ ONCE = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("what", ONCE)
 def test_a_program_that_once_failed(what):
     transformations, found = ONCE[what]

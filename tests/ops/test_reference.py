@@ -14,7 +14,7 @@ from jax_tensorarray._ops import max as maximum
 from jax_tensorarray._ops import reference
 from jax_tensorarray._ops.primitive import row_params
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=4)
 
 SIZE, ELEM, SHAPE = 4, (2,), (2, 3)
 PLAIN = {

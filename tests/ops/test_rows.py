@@ -9,7 +9,7 @@ import oracle
 import pytest
 from ops import OPS, OURS, ROW_OPS, UPDATES, assert_same, every, on_device
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=3)
 
 INDICES = [2, np.int8(2), np.uint64(2), np.array(2), [2, 0, 2], [1, 1], [[0], [1]], [np.int8(1), 2], [], range(3)]
 INDICES += [np.array([2, 1]), np.array([[[[2]]], [[[0]]]])]

@@ -186,6 +186,7 @@ DIVIDED += [("looped", "rows", AxisType.Auto), ("exchanged", "both", AxisType.Au
 DIVIDED += [("gathered", "both", AxisType.Explicit), ("looped", "one of two axes", AxisType.Explicit)]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("name", "divided", "kind"), DIVIDED)
 def test_values_are_those_of_one_device_and_no_buffer_is_gathered(name, divided, kind):
     spec = SPECS[divided]
@@ -207,6 +208,7 @@ def test_values_are_those_of_one_device_and_no_buffer_is_gathered(name, divided,
         assert all(size <= largest for _, size in found.values()), found
 
 
+@pytest.mark.slow
 def test_the_result_is_divided_as_the_buffer_is():
     mesh = mesh_of(AxisType.Auto)
     args = put(BUFFER, mesh, None, "x"), put(VALUES, mesh, None, "x")
@@ -221,6 +223,7 @@ def test_the_result_is_divided_as_the_buffer_is():
                 assert jax.typeof(out).sharding.spec == P(*spec)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_divided_needs_no_collective():
     buffers, values = rng.normal(size=(2, 8, STEPS, ROW)) / 2
     f = jax.vmap(both(looped))
@@ -231,6 +234,7 @@ def test_a_batch_that_is_divided_needs_no_collective():
     assert not {k: v for k, v in collectives(compiled).items() if v[1] > 1}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("spec", [("x", None), (None, "x")])
 def test_a_limit_of_steps_moves_no_carry_between_devices(kind, spec):
@@ -253,6 +257,7 @@ IN_PLACE = [("written", "value", (None, "x")), ("written", "grad", ("x", None))]
 IN_PLACE += [("looped", "value", ("x", None)), ("looped", "grad", (None, "x"))]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("name", "transform", "spec"), IN_PLACE)
 def test_every_device_updates_its_part_in_place(name, transform, spec):
     def program(length):
@@ -282,6 +287,7 @@ def test_every_device_updates_its_part_in_place(name, transform, spec):
 # --- shard_map -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("name", "check_vma"),
     [("exchanged", False), ("maxima", True), ("looped", False), ("from_nothing", True), ("from_nothing", False)],
@@ -300,6 +306,7 @@ def test_in_shard_map(name, check_vma):
     assert not collectives(compiled)
 
 
+@pytest.mark.slow
 def test_a_buffer_that_devices_share_gets_the_sum_of_their_gradients():
     mesh = mesh_of(AxisType.Auto)
 
@@ -323,6 +330,7 @@ def test_a_buffer_that_devices_share_gets_the_sum_of_their_gradients():
 # --- what else there is ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.bool_, np.complex64, np.float16, "bfloat16", np.uint8])
 def test_rows_that_one_device_has_come_bit_for_bit(dtype):
     mesh = mesh_of(AxisType.Auto)
@@ -364,6 +372,7 @@ def divided_reads():
     }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["positions", "batch", "shard_map"])
 def test_one_device_may_drop_an_index_before_all_of_them_meet(name):
     f, buffer = divided_reads()[name]
@@ -381,6 +390,7 @@ def test_an_index_that_only_one_device_has_is_an_error_of_the_whole_program():
         check_errors()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
 def test_a_device_with_a_bad_index_raises_after_all_have_met(partitioner):
     script = Path(__file__).parents[1] / "support" / "one_bad_index.py"
@@ -426,6 +436,7 @@ def of_slices(b):
     return lax.scan(lambda c, s: (c + jnp.sum(s), s.at[1].set(s[0] + c)), b[0, 0], b)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("f", [of_element, of_rows, of_selected, of_boxes, of_slices])
 def test_a_batch_of_shard_maps_may_be_divided_by_an_axis_of_the_mesh(f):
     """By `spmd_axis_name`: what is batched varies over this axis too, and all else does not."""
@@ -460,6 +471,7 @@ def test_a_batch_of_shard_maps_may_be_divided_by_an_axis_of_the_mesh(f):
         np.testing.assert_allclose(got, slope[0], atol=1e-12)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("f", [of_rows, of_selected])
 @pytest.mark.parametrize("axes", [None, "x"])
 def test_rows_are_found_where_axes_of_a_mesh_become_automatic(f, axes):

@@ -38,7 +38,7 @@ from ops import (
 
 import jax_tensorarray as ta
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(but=1)
 
 LINEAR_OPS = [op for op in SMOOTH_OPS if op.is_linear]
 

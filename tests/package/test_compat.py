@@ -17,6 +17,7 @@ from jax_tensorarray import _compat, _kernels, primitives, ta_read
 from jax_tensorarray.export import disabled_checks
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["read_then_write", "closed_over", "closed_over_scan", "branches"])
 def test_gradients_are_right_without_in_place_accumulation(name, monkeypatch):
     (table,) = _compat.private_names("interpreters.ad", "fancy_transposes")
@@ -26,6 +27,7 @@ def test_gradients_are_right_without_in_place_accumulation(name, monkeypatch):
     np.testing.assert_allclose(got, jax.grad(programs[name].with_ops(plain))(x), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_importing_works_where_jax_has_none_of_the_private_names():
     script = """
 import sys

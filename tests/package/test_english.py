@@ -93,6 +93,7 @@ def test_public_docstrings_are_found_without_an_import():
     assert any(text.text.startswith("Write") for text in english.in_docstrings())
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("kind", english.SOURCES)
 def test_no_text_that_users_read_has_a_habit(kind):
     found = list(english.findings(english.SOURCES[kind]()))

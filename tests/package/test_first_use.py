@@ -95,6 +95,7 @@ jta.scan, jta.TensorArray(jnp.float32, 2, element_shape=()), jta.in_place(jnp.si
     assert outcome(script) == []
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "use",
     [
@@ -118,6 +119,7 @@ print(len(used) > 4, *{{old is new for old, new in zip(was, now)}})
     assert outcome(script) == ["True", "False"]
 
 
+@pytest.mark.slow
 def test_plain_programs_may_have_been_traced_and_differentiated_before(outcome):
     script = """
 inner = jax.jit(lambda c: jnp.sin(c))
@@ -142,6 +144,7 @@ print(len(loop_copies(jax.grad(jta.in_place(loss)))(x)), len(loop_copies(jta.in_
     assert outcome(script) == ["True", "True", "0", "0"]
 
 
+@pytest.mark.slow
 def test_a_lowering_rule_may_be_the_first_to_trace_a_row_op(outcome):
     """Then JAX lowers a program already, in which no pass has seen the op. It is a call, and the results are right."""
     script = """
@@ -159,6 +162,7 @@ print("jax_tensorarray" in jax.jit(rows_p.bind).lower(b + 1).as_text())
     assert outcome(script) == ["True", "True", "True"]
 
 
+@pytest.mark.slow
 def test_whoever_watches_before_the_first_use_leaves_what_that_replaces(outcome):
     script = """
 import jax_tensorarray as jta
@@ -171,6 +175,7 @@ print(inside, is_call())
     assert outcome(script) == ["False", "False"]
 
 
+@pytest.mark.slow
 def test_threads_that_race_for_the_first_use_are_right(outcome):
     script = """
 import threading

@@ -125,6 +125,7 @@ def test_no_program_cache_key_location_or_traceback_changes(uses, tmp_path_facto
     assert without.keys() == with_library.keys()
 
 
+@pytest.mark.slow
 def test_a_script_that_holds_an_array_to_its_end_ends_in_silence():
     script = "import jax.numpy as jnp, jax_tensorarray as jta; ta = jta.TensorArray(jnp.float32, 1).write(0, 1.0)"
     settings = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]), "JAX_PLATFORMS": "cpu"}

@@ -137,6 +137,7 @@ def test_a_folder_that_an_uninstall_has_left_is_no_plugin(plugin, tmp_path, monk
     assert "is not installed" in _kernels.missing["_cuda"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["fake", "compiled"])
 def test_importing_this_package_lowers_to_the_calls_of_the_plugin(tmp_path, kernels):
     if kernels == "fake":
