@@ -10,6 +10,7 @@ import pytest
 from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_copy, compiled
 from jax import lax
+from orders import ORDERS, assert_as_in_numpy, total
 
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
@@ -139,32 +140,12 @@ def moved_by_a_row(x):
 PROGRAMS = {f.__name__: f for f in (in_a_branch, twice_in_the_carry, moved_by_a_row)}
 
 
-def total(f):
-    return lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(x)))
-
-
-ORDERS = {
-    "forward": (lambda f: f, in_place),
-    "batched": (jax.vmap, lambda f: jax.vmap(in_place(f))),
-    "of a batch": (jax.vmap, lambda f: in_place(jax.vmap(f))),
-    "gradient of": (lambda f: jax.grad(total(f)), lambda f: jax.grad(in_place(total(f)))),
-    "of a gradient": (lambda f: jax.grad(total(f)), lambda f: in_place(jax.grad(total(f)))),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "order"), [(n, o) for j, n in enumerate(PROGRAMS) for k, o in enumerate(ORDERS) if (j + k) % 2 == 0]
 )
 def test_a_history_is_what_it_was(name, order):
-    (plain, ours), (x,) = (change(PROGRAMS[name]) for change in ORDERS[order]), _args(order)
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), jax.jit(ours)(x), in_numpy(plain)(x)
-    )
-
-
-def _args(order):
-    return (np.stack([X, 0.5 * X, -X]) if "batch" in order else X,)
+    assert_as_in_numpy(PROGRAMS[name], [np.stack([X, 0.5 * X, -X]) if "vmap" in order else X], order)
 
 
 @pytest.mark.slow(but=1)
@@ -176,10 +157,10 @@ def test_a_history_is_not_copied(name):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not barriers_hold("cpu"), reason="XLA drops barriers")
-@pytest.mark.parametrize("order", ["gradient of", "of a gradient"])
+@pytest.mark.parametrize("order", ["grad(in_place)", "in_place(grad)"])
 def test_the_gradient_of_a_step_in_a_branch_copies_none(order):
     assert len(copies_of_gradient()) == 8
-    assert not loop_copies(ORDERS[order][1](in_a_branch), min_bytes=ROWS * SIZE * 8)(X)
+    assert not loop_copies(ORDERS[order](in_a_branch, in_place, 0), min_bytes=ROWS * SIZE * 8)(X)
 
 
 @functools.cache

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
+from orders import assert_as_in_numpy, in_turn
 
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
@@ -70,10 +70,6 @@ def in_a_while_loop(step):
     return f
 
 
-def total(f):
-    return lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(x)))
-
-
 H = np.linspace(-1, 1, BATCH * HEADS * SIZE).reshape(BATCH, HEADS, SIZE)
 PROGRAMS = {
     "attention": in_a_scan(attention),
@@ -85,15 +81,10 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize(("name", "is_batched"), [(name, k % 2 == 1) for k, name in enumerate(PROGRAMS)])
-def test_a_cache_is_not_moved(name, is_batched):
-    f, x = PROGRAMS[name], H
-    plain, ours = f, in_place(f)
-    if is_batched:
-        plain, ours, x = jax.vmap(f), jax.vmap(ours), np.stack([x, -x])
-    program = compiled(ours, x)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), program(x), in_numpy(plain)(x))
-    assert_no_whole_buffer_copy(program, np.stack([CACHE] * len(x)) if is_batched else CACHE)
+@pytest.mark.parametrize(("name", "order"), in_turn(PROGRAMS, ["forward", "vmap"]))
+def test_a_cache_is_not_moved(name, order):
+    program = assert_as_in_numpy(PROGRAMS[name], [np.stack([H, -H]) if order == "vmap" else H], order)
+    assert_no_whole_buffer_copy(program, np.stack([CACHE] * 2) if order == "vmap" else CACHE)
 
 
 @pytest.mark.skipif(not barriers_hold("cpu"), reason="where no barrier holds, XLA makes the update again")
@@ -117,12 +108,15 @@ def test_a_cache_of_half_precision_is_not_copied(dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_inside"), [("attention", False), ("by matrices", True), ("at places of each example", True)]
+    ("name", "order"),
+    [
+        ("attention", "grad(in_place)"),
+        ("by matrices", "in_place(grad)"),
+        ("at places of each example", "in_place(grad)"),
+    ],
 )
-def test_its_gradient(name, is_inside):
-    f = total(PROGRAMS[name])
-    ours = in_place(jax.grad(f)) if is_inside else jax.grad(in_place(f))
-    np.testing.assert_allclose(jit(ours)(H), in_numpy(jax.grad(f))(H), rtol=1e-8, atol=1e-10)
+def test_its_gradient(name, order):
+    assert_as_in_numpy(PROGRAMS[name], [H], order, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
 """A select by a mask that is true for one row is a row op: `jnp.where((jnp.arange(T) == i)[:, None], row, b)`."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from in_numpy import in_numpy as oracle
 from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
 from jax import export, jit, lax
 from jax.sharding import AxisType, PartitionSpec
 from jax.test_util import check_grads
+from orders import ORDERS, assert_as_in_numpy, in_turn
 
 from jax_tensorarray import in_place
 from jax_tensorarray.doctor import explain
@@ -160,32 +158,22 @@ UPDATES = {
 
 #: Each with an order in turn: random steps have masks, too.
 OF_BOTH = [*((name, "a row") for name in READS), *(("a row", name) for name in UPDATES if name != "a row")]
-IN_TURN = itertools.cycle(["grad(in_place)", "in_place(grad)", "vmap(grad)", "forward"])
+IN_TURN = ["grad(in_place)", "in_place(grad)", "vmap(grad)", "forward"]
 
 
-@pytest.mark.parametrize(("read", "write", "order"), [(*both, next(IN_TURN)) for both in OF_BOTH])
-def test_what_a_mask_chooses_is_moved_by_rows(read, write, order):
-    f = filled(UPDATES[write], READS[read])
+@pytest.mark.parametrize(("both", "order"), in_turn(OF_BOTH, IN_TURN))
+def test_what_a_mask_chooses_is_moved_by_rows(both, order):
+    read, write = both
 
-    def loss(b, x):
-        (b, _), ys = f(b, x, jnp.int32(1))
-        return jnp.sum(b**2) + jnp.sum(ys)
-
-    def by(repaired):
-        return {
-            "forward": lambda: lambda b, x: repaired(loss)(b, x),
-            "grad(in_place)": lambda: jax.grad(repaired(loss), (0, 1)),
-            "in_place(grad)": lambda: repaired(jax.grad(loss, (0, 1))),
-            "vmap(grad)": lambda: jax.vmap(jax.grad(repaired(loss), (0, 1))),
-        }[order]()
+    def f(b, x):
+        return filled(UPDATES[write], READS[read])(b, x, jnp.int32(1))
 
     def args_of(length):
         b, x, _ = arguments(length - 1, length)
         return (b[None], x[None]) if order.startswith("vmap") else (b, x)
 
-    program, args = assert_in_place(by(in_place), args_of, length=200), args_of(200)
-    want = oracle(by(lambda f: f))(*args)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), program(*args), want)
+    assert_in_place(ORDERS[order](f, in_place, (0, 1)), args_of, length=200)
+    assert_as_in_numpy(f, args_of(200), order, by=(0, 1), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("read", "write"), [("a row", "a sum"), ("a sum", "an element")])

@@ -1,14 +1,12 @@
 """A buffer that is taken apart, updated in its parts and put together again is updated by rows."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from in_numpy import in_numpy
-from in_place import assert_no_whole_buffer_operation, compiled
+from in_place import assert_no_whole_buffer_operation
 from jax import lax
+from orders import assert_as_in_numpy, in_turn
 
 from jax_tensorarray import doctor, in_place
 
@@ -65,13 +63,6 @@ CASES = {
         lambda c, i, x: jnp.stack([lax.dynamic_update_slice(c[0], x.reshape(2, 4), (i, i % 5)), c[1].at[i].add(x)]),
     ),
 }
-ORDERS = {
-    "forward": lambda f, g: g(f),
-    "grad(in_place)": lambda f, g: jax.grad(g(f), (0, 1)),
-    "in_place(grad)": lambda f, g: g(jax.grad(f, (0, 1))),
-    "vmap(grad)": lambda f, g: jax.vmap(jax.grad(g(f), (0, 1))),
-    "in_place(vmap)": lambda f, g: g(jax.vmap(f)),
-}
 
 
 def loss(step):
@@ -92,26 +83,12 @@ def arguments(shape, *examples):
     return random.standard_normal((*examples, *shape)), random.standard_normal((*examples, STEPS, D))
 
 
-def in_one_order(names):
-    """Each program in one order: random steps put parts into all."""
-    return list(zip(names, itertools.cycle(ORDERS), strict=False))
-
-
-def assert_as_in_numpy(shape, step, order):
-    """Return the compiled program, and its arguments."""
-    args = arguments(shape, *([2] if "vmap" in order else []))
-    plain, ours = (ORDERS[order](loss(step), g) for g in (lambda f: f, in_place))
-    program = compiled(ours, *args)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), program(*args), in_numpy(plain)(*args)
-    )
-    return program, args
-
-
 @pytest.mark.slow(but=1)
-@pytest.mark.parametrize(("name", "order"), in_one_order(CASES))
+@pytest.mark.parametrize(("name", "order"), in_turn(CASES))
 def test_parts_are_updated_by_rows(name, order):
-    program, args = assert_as_in_numpy(*CASES[name], order)
+    shape, step = CASES[name]
+    args = arguments(shape, *([2] if "vmap" in order else []))
+    program = assert_as_in_numpy(loss(step), args, order, by=(0, 1))
     assert_no_whole_buffer_operation(program.as_text(), args[0].nbytes // 2)
 
 
@@ -138,9 +115,10 @@ OTHERS = {
 
 
 @pytest.mark.slow(but=1)
-@pytest.mark.parametrize(("name", "order"), in_one_order(OTHERS))
+@pytest.mark.parametrize(("name", "order"), in_turn(OTHERS))
 def test_what_is_not_put_back_is_what_it_was(name, order):
-    assert_as_in_numpy(*OTHERS[name], order)
+    shape, step = OTHERS[name]
+    assert_as_in_numpy(loss(step), arguments(shape, *([2] if "vmap" in order else [])), order, by=(0, 1))
 
 
 @pytest.mark.slow(but=1)

@@ -1,17 +1,15 @@
 """Shift registers, whose rows all move in every step, stay where they are."""
 
-import functools
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from in_numpy import in_numpy
-from in_place import assert_linear_time, assert_no_whole_buffer_copy, compiled
+from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from orders import assert_as_in_numpy, in_turn
 
 from jax_tensorarray import in_place
 
@@ -110,28 +108,14 @@ PROGRAMS = {
 }
 
 
-def total(f):
-    return lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(x)))
-
-
-ORDERS = {
-    "forward": (lambda f: f, in_place),
-    "of a batched gradient": (
-        lambda f: jax.vmap(jax.grad(total(f))),
-        lambda f: in_place(jax.vmap(jax.grad(total(f)))),
-    ),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "order"), [*zip(PROGRAMS, itertools.cycle(ORDERS), strict=False)])
+@pytest.mark.parametrize(("name", "order"), in_turn(PROGRAMS, ["forward", "in_place(vmap(grad))"]))
 def test_a_register_stays_where_it_is(name, order):
-    x, (plain, repaired) = np.linspace(0.1, 1, SIZE), ORDERS[order]
-    x = np.stack([x, -x]) if "batched" in order else x
-    program = compiled(repaired(PROGRAMS[name]), x)
+    x = np.linspace(0.1, 1, SIZE)
+    x = np.stack([x, -x]) if "vmap" in order else x
     oracle = jit if PROGRAMS[name] is history else in_numpy  # which takes a while for many rows, one by one
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), program(x), oracle(plain(PROGRAMS[name]))(x))
-    if name != "the histories of an optimizer" or "gradient" not in order:  # all rows of them have cotangents
+    program = assert_as_in_numpy(PROGRAMS[name], [x], order, oracle=oracle)
+    if name != "the histories of an optimizer" or "grad" not in order:  # all rows of them have cotangents
         assert_no_whole_buffer_copy(program, np.stack([ONES] * len(x)) if x.ndim > 1 else ONES)
 
 
@@ -140,17 +124,6 @@ def test_examples_that_end_at_different_times():
     program = compiled(jax.vmap(in_place(in_a_while_loop)), x)
     jax.tree.map(np.testing.assert_allclose, program(x), jax.vmap(in_a_while_loop)(x))
     assert_no_whole_buffer_copy(program, np.stack([ONES] * 3))
-
-
-def test_time_grows_with_the_steps_alone():
-    def args(n):
-        return (jnp.linspace(0, 1, 16), jnp.zeros((n, 16)))
-
-    def f(x, b):
-        return lax.scan(lambda c, t: ((last(c[0], c[1]), jnp.sin(c[1] + c[0][5])), None), (b, x), jnp.arange(len(b)))[0]
-
-    g = jit(in_place(f))
-    assert_linear_time(g, g, args, 3000)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +154,7 @@ def test_rows_at_computed_places_among_some_rows_and_new_ones(places, examples):
 
     x = np.linspace(0.1, 1, 2 * SIZE).reshape((2, SIZE) if examples == 0 else (SIZE, 2))
     g, x = (f, x[:, 0]) if examples is None else (jax.vmap(f, examples), x)
-    program = compiled(in_place(g), x)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), program(x), in_numpy(g)(x))
+    program = assert_as_in_numpy(g, [x], "forward")
     assert_no_whole_buffer_copy(program, ONES if examples is None else np.stack([ONES] * 2))
 
 

@@ -7,6 +7,7 @@ import pytest
 from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
+from orders import assert_as_in_numpy
 
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
@@ -90,13 +91,12 @@ def in_a_while_loop(read):
     return f
 
 
+#: What becomes of a function: `g` is `in_place` or nothing. The second example of a batch is looked at.
 ORDERS = {
-    "gradient": lambda f: jax.value_and_grad(in_place(f)),
-    "of a gradient": lambda f: in_place(jax.value_and_grad(f)),
-    "batched": lambda f: (
-        lambda q: jax.tree.map(
-            lambda x: x[1], jax.vmap(jax.value_and_grad(in_place(f)))(jnp.stack([jnp.zeros_like(q), q]))
-        )
+    "grad(in_place)": lambda f, g, by: jax.value_and_grad(g(f), by),
+    "in_place(grad)": lambda f, g, by: g(jax.value_and_grad(f, by)),
+    "vmap(grad)": lambda f, g, by: (
+        lambda q: jax.tree.map(lambda x: x[1], jax.vmap(jax.value_and_grad(g(f), by))(jnp.stack([0 * q, q])))
     ),
 }
 
@@ -110,11 +110,8 @@ IN_TURN += [(of_what_changes, name, list(ORDERS)[(k + 1) % 3]) for k, name in en
 
 @pytest.mark.parametrize(("loop", "name", "order"), IN_TURN, ids=lambda x: getattr(x, "__name__", x))
 def test_rows_of_a_view_are_rows_of_the_buffer(loop, name, order):
-    f = loop(COMPUTED[name])
-    want = in_numpy(jax.value_and_grad(f))(Q)
-    program = compiled(ORDERS[order](f), Q)
     close = 1e-4 if "smaller" in name else 1e-10
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=close, atol=close), program(Q), want)
+    program = assert_as_in_numpy(loop(COMPUTED[name]), [Q], ORDERS[order], rtol=close, atol=close)
     # Cotangents of smaller floats are added in larger ones: there is an array of them as large as Q.
     assert_no_whole_buffer_copy(program, Q.astype(np.float32))
 

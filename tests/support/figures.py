@@ -3,17 +3,16 @@
     python tests/support/figures.py            # prints what differs
     python tests/support/figures.py --update   # and writes it to figures.json, to be committed
 
-`instructions` are those of a kernel for one call, by the compiler that built it. `cpu` and `gpu` are the operations in
-the optimised HLO of one iteration of every loop of a program, nested ones and branches included, by the version of jax:
-on the CPU each is a thunk or two, on a GPU a launch. Calls of ours are listed by name, and `whole buffer` are the
-operations that make something as large as the buffer, copies or others. What cannot be counted here is left as it is.
+`cpu` and `gpu` are the operations in the optimised HLO of one iteration of every loop of a program, nested ones and
+branches included, by the version of jax: on the CPU each is a thunk or two, on a GPU a launch. Calls of ours are listed
+by name, and `whole buffer` are the operations that make something as large as the buffer, copies or others. What cannot
+be counted here is left as it is.
 """
 
 import functools
 import itertools
 import json
 import math
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from typing import Any, NamedTuple
 
 import gpu_hlo
 import in_place
-import instructions
 import jax
 import jax.numpy as jnp
 import loop_steps as loops
@@ -35,16 +33,13 @@ from jax_tensorarray._ops.calls import PREFIX
 COMMITTED = Path(__file__).with_name("figures.json")
 COMMAND = "python tests/support/figures.py --update"
 
-#: Counts of instructions this close are the same: compilers of one version differ a little. Less is a new figure too.
-TOLERANCE = 0.1
-
 TRANSFORMS: dict[str, Callable[..., Any]] = {"forward": lambda f: f, "gradient": jax.grad}
 LOOPS = ("overwrite", "swap_and_add", "branch", "inner_while_loop")
 
 #: Operations that compute nothing, and those whose computations are counted themselves.
 FREE = {"bitcast", "call", "constant", "get-tuple-element", "opt-barrier", "parameter", "partition-id", "tuple"}
 
-Figure = int | dict[str, int]
+Figure = dict[str, int]
 
 
 class Kind(NamedTuple):
@@ -55,23 +50,11 @@ class Kind(NamedTuple):
     count: Callable[[], dict[str, Figure]]
 
 
-# --- instructions ----------------------------------------------------------------------------------------------
-
-
-def _module() -> Path:
-    return Path(_kernels.modules["cpu"].__file__ or "")
-
-
 def _on_the_cpu() -> str:
     """Why what runs here is not the CPU's, or nothing."""
     if jax.default_backend() != "cpu":
         return "jax does not run on the CPU here"
     return "" if hasattr(_kernels.modules["cpu"], "__file__") else "the kernels here are those of an emulated GPU"
-
-
-def _count_instructions() -> dict[str, Figure]:
-    command = [sys.executable, instructions.__file__, str(_module())]  # without jax, which starts threads
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 # --- operations in HLO -----------------------------------------------------------------------------------------
@@ -127,11 +110,6 @@ def _version_of_jax() -> str:
 
 
 KINDS = {
-    "instructions": Kind(
-        lambda: instructions.compiler_of(_module()),
-        lambda: _on_the_cpu() or instructions.why_not(),
-        _count_instructions,
-    ),
     "cpu": Kind(_version_of_jax, _on_the_cpu, lambda: _count_operations(_optimized, thunks)),
     "gpu": Kind(
         _version_of_jax, gpu_hlo.why_not, lambda: _count_operations(gpu_hlo.compiled_for_h100, gpu_hlo.launches)
@@ -146,25 +124,15 @@ def committed() -> dict[str, dict[str, dict[str, Figure]]]:
     return json.loads(COMMITTED.read_text())
 
 
-def same(a: Figure | None, b: Figure | None) -> bool:
-    if isinstance(a, int) and isinstance(b, int):
-        return abs(a - b) <= TOLERANCE * min(a, b)
-    return a == b
-
-
 def _said(figure: Figure | None) -> str:
-    if isinstance(figure, dict):
-        return ", ".join(f"{count} {name}" for name, count in figure.items())
-    return "nothing" if figure is None else str(figure)
+    return "nothing" if figure is None else ", ".join(f"{count} {name}" for name, count in figure.items())
 
 
 def differences(before: dict[str, Figure], now: dict[str, Figure]) -> list[str]:
     """What is not the same, one line each."""
     names = list(dict.fromkeys([*before, *now]))
     return [
-        f"{name}: {_changes(before.get(name), now.get(name))}"
-        for name in names
-        if not same(before.get(name), now.get(name))
+        f"{name}: {_changes(before.get(name), now.get(name))}" for name in names if before.get(name) != now.get(name)
     ]
 
 
@@ -177,7 +145,7 @@ def assert_committed(kind: str, name: str, figure: Figure) -> None:
 
 
 def _changes(before: Figure | None, now: Figure | None) -> str:
-    if isinstance(before, dict) and isinstance(now, dict):
+    if before is not None and now is not None:
         names = dict.fromkeys([*before, *now])
         changed = [n for n in names if before.get(n, 0) != now.get(n, 0)]
         return ", ".join(f"{n} {before.get(n, 0)} -> {now.get(n, 0)}" for n in changed)
