@@ -68,6 +68,8 @@ class Repair:
         self.put_together: dict[Any, parts.Step] = {}
         #: See `views.computed_with`: variables whose cotangents are made as a whole in any case.
         self.computed_with = set[Any]()
+        #: See `views.discarded`: versions of a buffer, here and in what is inlined, that XLA need not make.
+        self.discarded = set[Any]()
 
     def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
         """Return the outputs, given the inputs and perhaps what is known of other variables."""
@@ -80,6 +82,7 @@ class Repair:
         if self.in_loop:
             self.put_together.update(parts.put_together(inner))
             self.computed_with |= views.computed_with(inner)
+            self.discarded |= views.discarded(inner)
 
         def read(v: Any) -> Value:
             return Value.of_literal(v) if isinstance(v, jex.Literal) else values[v]
@@ -197,6 +200,8 @@ class Repair:
 
         A rule removes from `added` the sums that it performs. Each other sum is left to its own equation.
         """
+        if self._is_of_discarded(eqn):
+            return [Value(x) for x in jaxprs.bind(eqn, as_written(operands))], Left("discarded-version"), ()
         if any(v in self.put_together for v in eqn.outvars):
             taken = parts.equation(eqn, operands, self.put_together.get(eqn.outvars[0], parts.Step({})))
             if taken is not None:
@@ -212,6 +217,13 @@ class Repair:
         for value in made:
             value.is_new = eqn.primitive.name in kinds.MAKES_ALL
         return made, results, ()
+
+    def _is_of_discarded(self, eqn: Equation) -> bool:
+        """Return whether an equation makes a version of a buffer that is discarded, or reads rows of it."""
+        if registry.inlined(eqn) is not None:
+            return False
+        is_read = eqn.primitive.name in kinds.READS or eqn.primitive.name == "slice"
+        return any(v in self.discarded for v in (eqn.invars[:1] if is_read else eqn.outvars))
 
     def _repaired(self, eqn: Equation, operands: list[Value], added: dict[int, Value]) -> list[Value] | Left:
         name = eqn.primitive.name

@@ -5,9 +5,12 @@ view. Here the rows of the buffer are read, and the view is applied to these. Wh
 computed before the loop, once, so that the cotangents of its rows are added in place.
 
 A conversion to a smaller float is never computed before the loop: the cotangents would be added in the smaller type.
+
+An update can be such a view, too: `b.at[i].set(x)[j]` in a step that returns `b`. It stays as it is: see `discarded`.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,8 +27,9 @@ from jax_tensorarray._in_place.maps import Map
 from jax_tensorarray._in_place.rows import Address
 from jax_tensorarray._in_place.values import Left, Value, View, arrays, as_written
 from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._jaxprs.kinds import CHEAP, ELEMENTWISE, LAYOUT, READS
-from jax_tensorarray._types import Equation
+from jax_tensorarray._jaxprs.jaxprs import flagged
+from jax_tensorarray._jaxprs.kinds import CHEAP, ELEMENTWISE, LAYOUT, READS, is_update
+from jax_tensorarray._types import Equation, bytes_of
 
 Array = jax.Array
 
@@ -87,6 +91,73 @@ def _uses(jaxpr: Jaxpr, masks: frozenset[Any]) -> tuple[frozenset[Any], frozense
         for used, by in ((found, by_rows), (whole, as_whole)):
             used.update(v for v in by if not isinstance(v, jex.Literal) and len(getattr(v.aval, "shape", ())))
     return frozenset(found), frozenset(whole)
+
+
+def discarded(jaxpr: Jaxpr) -> frozenset[Any]:
+    """Return the versions of a buffer that only rows are read of, although the buffer before may be used on.
+
+    An example is a change that a step tries: `rows = b.at[i].set(x)[j]`, and the step returns `b`. XLA computes these
+    rows alone. In place, it would have to copy the buffer. What is computed from such a version is one, too.
+    """
+    opened = _compat.opened(jaxpr)
+    found, others = _discarded(opened, (True,) * len(opened.outvars), (False,) * len(opened.invars))
+    return found - others
+
+
+#: Elements are computed one by one, so XLA computes those that are read.
+_ONE_BY_ONE = ELEMENTWISE | LAYOUT
+
+
+@_compat.cached
+def _discarded(
+    jaxpr: Jaxpr, outputs: tuple[bool, ...], versions: tuple[bool, ...]
+) -> tuple[frozenset[Any], frozenset[Any]]:
+    """Return the variables that are discarded, and others: a function may be called for one and for the other.
+
+    The flags are of outputs that are used as a whole, and of inputs that are discarded versions.
+    """
+    kept, found, others = _kept(jaxpr, outputs), set(flagged(jaxpr.invars, versions)), set[Any]()
+    for eqn in jaxpr.eqns:
+        is_version = [not isinstance(v, jex.Literal) and v in found for v in eqn.invars]
+        if (inner := registry.inlined(eqn)) is not None:
+            body = _compat.opened(inner)
+            within = _discarded(body, tuple(v in kept for v in eqn.outvars), tuple(is_version))
+            for own, of_body in zip((found, others), within, strict=True):
+                pairs = zip(eqn.outvars, body.outvars, strict=True)
+                own |= {*of_body, *(v for v, x in pairs if not isinstance(x, jex.Literal) and x in of_body)}
+        elif is_update(eqn) or eqn.primitive.name in _ONE_BY_ONE:
+            is_tried = is_update(eqn) or any(is_version)
+            (found if is_tried and eqn.outvars[0] not in kept else others).add(eqn.outvars[0])
+    return frozenset(found), frozenset(others)
+
+
+def _kept(jaxpr: Jaxpr, outputs: Sequence[bool]) -> set[Any]:
+    """Return the variables that more is used of than rows, where the flagged outputs are used as a whole.
+
+    Parts at known places count as rows, unless they are half of an array or more together: such parts are joined again.
+    """
+    kept, in_parts = set(_variables(flagged(jaxpr.outvars, outputs))), Counter[Any]()
+    for eqn in reversed(jaxpr.eqns):
+        operands = eqn.invars
+        if (inner := registry.inlined(eqn)) is not None:
+            body = _compat.opened(inner)
+            within = _kept(body, [v in kept for v in eqn.outvars])
+            operands = [v for v, own in zip(operands, body.invars, strict=True) if own in within]
+        elif eqn.primitive.name == "slice":
+            (source,) = operands
+            in_parts[source] += bytes_of([eqn.outvars[0].aval])
+            if in_parts[source] <= _gates.KNOWN_SHARE * bytes_of([source.aval]):
+                operands = []
+        elif eqn.primitive.name in READS:
+            operands = operands[1:]
+        elif eqn.outvars and eqn.outvars[0] not in kept:
+            operands = operands[1:] if is_update(eqn) else [] if eqn.primitive.name in _ONE_BY_ONE else operands
+        kept.update(_variables(operands))
+    return kept
+
+
+def _variables(operands: Sequence[Any]) -> list[Any]:
+    return [v for v in operands if not isinstance(v, jex.Literal)]
 
 
 def view(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:

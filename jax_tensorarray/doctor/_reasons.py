@@ -14,6 +14,11 @@ REASONS = {
         "A product needs this buffer in another layout, but {by} needs it in its own.",
         "Make the buffer in the layout of the product: [batch, heads, length, dim].",
     ),
+    "discarded-version": (
+        "Only rows of this version are read, and then it is discarded. XLA computes these rows alone. In place, the "
+        "buffer would be copied, since the version before may be used on.",
+        "",
+    ),
     "exchange-in-while": (
         "Two buffers of a while_loop change places, so XLA moves both of them in every step.",
         "Use a scan or a fori_loop with a known number of steps, or keep each buffer at its position in the carry.",

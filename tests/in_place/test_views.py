@@ -7,7 +7,8 @@ import pytest
 from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
-from orders import assert_as_in_numpy
+from orders import ORDERS as ORDERS_OF_ALL
+from orders import assert_as_in_numpy, in_turn
 
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
@@ -205,6 +206,51 @@ def test_a_row_of_what_is_made_of_all_rows_is_read_before_the_update(view, op, s
     program = compiled(in_place(f), b)
     assert not copies_in_loops(program.as_text(), b.nbytes)
     jax.tree.map(np.testing.assert_allclose, program(b), jit(f)(b))
+
+
+def written_by_a_call(b, i):
+    write = jit(lambda b, x: b.at[i].set(x))
+    row = write(b, 2.0)[i // 2]
+    return write(b, jnp.cos(row)), row
+
+
+def one_of_two(b, i):
+    rows = [b.at[i].set(x)[i // 2] for x in (1.0, 2.0)]
+    return b.at[i].set(jnp.where(jnp.sum(rows[0]) > i, *rows)), rows[1]
+
+
+#: What a step of a loop returns that tries a change of a buffer `[N, D]`.
+TRIALS = {
+    "a row": lambda b, i: (b, b.at[i].set(2.0)[i // 2]),
+    "a row of a sum": lambda b, i: (b, b.at[i].add(2.0)[jnp.array([0, 1]) + i]),
+    "a window": lambda b, i: (b, lax.dynamic_slice_in_dim(b.at[i].set(2.0), i // 2, 3)),
+    "a row of what is computed": lambda b, i: (b, jnp.sin(b.at[i].set(2.0))[i // 2]),
+    "a choice": lambda b, i: (b, jnp.where(i % 3 > 0, b.at[i].set(2.0), b)[i // 2]),
+    "in a branch": lambda b, i: lax.cond(
+        i % 2 == 0, lambda b: (b, b.at[i].set(2.0)[i // 2]), lambda b: (b, jnp.zeros(D)), b
+    ),
+    "before a change": lambda b, i: (b.at[i + 1].set(b.at[i].set(2.0)[i // 2]), b[i // 3]),
+    "by a call": written_by_a_call,
+    "one of two": one_of_two,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), in_turn([*TRIALS, *TRIALS], ["forward", "vmap", "grad(in_place)", "in_place(vmap)"])
+)
+def test_a_version_that_is_discarded_is_not_made(name, order):
+    """XLA computes the rows that are read of it."""
+
+    def f(b):
+        return lax.scan(lambda b, i: TRIALS[name](b, i), b, jnp.arange(40))
+
+    args = [np.stack([Q, 0.5 * Q]) if "vmap" in order else Q]
+    program = assert_as_in_numpy(f, args, order)
+    if "grad" not in order:
+        plain = compiled(ORDERS_OF_ALL[order](f, lambda f: f, 0), *args)
+        ours, theirs = (len(copies_in_loops(p.as_text(), args[0].nbytes)) for p in (program, plain))
+        is_put_back = name in ("before a change", "by a call", "one of two")  # of these XLA makes versions, too
+        assert ours <= theirs and (is_put_back or not theirs)
 
 
 def test_a_step_may_call_a_function_without_arguments():
