@@ -1,8 +1,12 @@
-"""Row ops on views of a buffer, as row ops on the buffer.
+"""Compose an index map with a read or an update: a row op on a view is a row op on the buffer.
 
-A row of a view is a product of one set of indices per axis of the buffer. If each set is a range, the row is a box,
-perhaps with its digits in another order. For example, a row of `b.reshape(2, n, d)[1].T` is a column of some rows of
-`b`. Otherwise each index of such a set is a row of its own, as in a gather: a window of a rotated buffer may wrap.
+    b.reshape(2, n, d)[1].T[k]
+    # becomes
+    b[n : 2 * n, k]
+
+A row of a view is an outer product of sets of indices, one set for each axis of the buffer. If each set is a range, the
+row is a box, perhaps with its digits in another order. Otherwise each index of such a set is a row of its own, as in a
+gather: a window of a rotated buffer may wrap.
 """
 
 import math
@@ -29,7 +33,7 @@ Array = jax.Array
 # --- the indices along one axis -----------------------------------------------------------------------------------
 
 
-class Taken(NamedTuple):
+class IndexSet(NamedTuple):
     """The indices along an axis of the buffer: a range in some order, or a set that is computed."""
 
     start: Any  #: of the range: a number or an array `[*batch, *I]`
@@ -44,7 +48,7 @@ class Taken(NamedTuple):
         """Return whether these are all indices of an axis of that size."""
         return self.indices is None and isinstance(self.start, int) and (self.start, self.size) == (0, size)
 
-    def as_indices(self) -> "Taken":
+    def as_indices(self) -> "IndexSet":
         """Return the same indices as a set."""
         if self.indices is not None:
             return self
@@ -62,8 +66,8 @@ class Taken(NamedTuple):
         return in_order(array, axis, self.order)
 
 
-def taken(along: Along, at: Mapping[int, Array], counts: Sequence[int]) -> Taken:
-    """Return the indices along an axis, if digits start at the numbers `at`, and each has so many values."""
+def index_set(along: Along, at: Mapping[int, Array], counts: Sequence[int]) -> IndexSet:
+    """Return the indices along an axis, if digits start at the numbers `at` and have `counts` values each."""
     keys, table = along
     moving, shape = [k for k, d in enumerate(keys) if d in at], [counts[d] for d in keys if counts[d] > 1]
     steps = [_step_along(table, k) for k in moving]
@@ -81,7 +85,7 @@ def taken(along: Along, at: Mapping[int, Array], counts: Sequence[int]) -> Taken
         start = _looked_up(by_row[:, 0] - offsets[0], at[keys[moving[0]]])
     low = int(offsets.min())
     start = low if start is None else start + np.int32(low) if low else start
-    found = Taken(start, (offsets - low).reshape(shape))
+    found = IndexSet(start, (offsets - low).reshape(shape))
     return found if found.order.max() + 1 == found.size else found.as_indices()
 
 
@@ -103,7 +107,7 @@ def _looked_up(table: np.ndarray, at: Array) -> Array:
     return jnp.take(table, at, mode="clip")
 
 
-def _computed(along: Along, at: Mapping[int, Array], counts: Sequence[int], shape: Sequence[int]) -> Taken:
+def _computed(along: Along, at: Mapping[int, Array], counts: Sequence[int], shape: Sequence[int]) -> IndexSet:
     """Return indices from any table."""
     rank, axis, place = len(shape), 0, np.int32(0)
     for d, size in zip(along.digits, along.table.shape, strict=True):
@@ -115,8 +119,8 @@ def _computed(along: Along, at: Mapping[int, Array], counts: Sequence[int], shap
     found, count = jnp.take(along.table.ravel(), place, mode="clip"), math.prod(shape)
     order = np.arange(count).reshape(shape)
     if not shape:
-        return Taken(found, order)
-    return Taken(None, order, lax.reshape(found, (*found.shape[: found.ndim - rank], count)))
+        return IndexSet(found, order)
+    return IndexSet(None, order, lax.reshape(found, (*found.shape[: found.ndim - rank], count)))
 
 
 def in_order(array: Array, axis: int, order: np.ndarray, *, is_inverse: bool = False) -> Array:
@@ -174,10 +178,10 @@ class Access(NamedTuple):
     where: Array | None
     params: Params
     axis: int  #: the number of axes before the positions in the rows of the view
-    single: int  #: of how many axes from there a row has one element
+    single: int  #: how many axes from there on have size 1 in a row
     batch: int
     positions: tuple[int, ...]
-    boxes: list[Taken]  #: for each axis of the buffer behind the batch
+    boxes: list[IndexSet]  #: for each axis of the buffer behind the batch
     counts: list[int]  #: how many values of each digit a row has
 
     @property
@@ -244,7 +248,7 @@ def view_of(m: Map, buffer: Value) -> Array:
     batch = max((np.ndim(start.value) for start in m.starts), default=0)
     at = {d: digit.start.value for d, digit in enumerate(m.digits) if digit.start is not None}
     counts = [digit.seen for digit in m.digits]
-    boxes = [taken(along, at, counts) for along in m.along[batch:]]
+    boxes = [index_set(along, at, counts) for along in m.along[batch:]]
     if at or math.prod(x.size for x in boxes) <= _gates.KNOWN_SHARE * math.prod(m.buffer):
         boxes = _with_sets_last(boxes, m.buffer[batch:], is_update=False)
         address = _address(boxes, m.buffer, buffer.dtype, batch, drops=False)
@@ -256,7 +260,7 @@ def view_of(m: Map, buffer: Value) -> Array:
     def read(array: Array, *values: Array) -> Array:
         at_example = dict(zip(at, values, strict=True))
         for a, along in enumerate(m.along[batch:]):
-            array = taken(along, at_example, counts).of(array, a)
+            array = index_set(along, at_example, counts).of(array, a)
         return _as_seen(m, array, 0, [d for x in m.along[batch:] for d in x.digits if counts[d] > 1], counts, batch)
 
     for _ in range(batch):
@@ -311,7 +315,7 @@ def access(
                 full = np.int32(m.digits[key].size)
                 own, number = lax.rem(number, full), lax.div(number, full)
             at[key], counts[key] = at[key] + own if key in at else own, size
-    boxes = [taken(along, at, counts) for along in m.along[batch:]]
+    boxes = [index_set(along, at, counts) for along in m.along[batch:]]
     boxes = _with_sets_last(boxes, m.buffer[batch:], is_update=is_update and math.prod(positions) > 1)
     address = _address(boxes, m.buffer, dtype, batch, drops=drops)
     found = Access(m, None, None, None, params, axis, d - len(window), batch, positions, boxes, counts)
@@ -324,7 +328,7 @@ def access(
     return _placed(found, address, inside, None if where is None else where[examples])
 
 
-def _with_sets_last(boxes: list[Taken], shape: Sequence[int], *, is_update: bool) -> list[Taken]:
+def _with_sets_last(boxes: list[IndexSet], shape: Sequence[int], *, is_update: bool) -> list[IndexSet]:
     """Return the boxes such that no range of several rows is before a set of indices.
 
     An update of several boxes is one of ranges along one axis only.
@@ -339,7 +343,9 @@ def _with_sets_last(boxes: list[Taken], shape: Sequence[int], *, is_update: bool
     return [x.as_indices() if k in is_set and x.size > 1 else x for k, x in enumerate(boxes)]
 
 
-def _address(boxes: Sequence[Taken], buffer: Sequence[int], dtype: Any, batch: int, *, drops: bool) -> Address | Left:
+def _address(
+    boxes: Sequence[IndexSet], buffer: Sequence[int], dtype: Any, batch: int, *, drops: bool
+) -> Address | Left:
     aval = jax.ShapeDtypeStruct(tuple(buffer), dtype)
     sets = [k for k, x in enumerate(boxes, batch) if x.indices is not None]
     starts = [k for k, x in enumerate(boxes, batch) if not x.is_all(buffer[k])]

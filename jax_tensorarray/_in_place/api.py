@@ -1,4 +1,4 @@
-"""The decorator."""
+"""The decorator `in_place`, and the object that it returns, which compiles the rewritten function."""
 
 import functools
 import importlib
@@ -42,15 +42,15 @@ Residuals = Names | Strategy
 #: Libraries with primitives of their own. The module of that name has rules for them.
 RULES_OF_LIBRARIES = {"equinox"}
 
-#: For so many different contents of objects a function stays compiled.
+#: A function stays compiled for the last contents of objects, at most so many.
 _KEPT = 8
 
-#: JAX's own, even where another function stands in its place.
+#: JAX's own `jit`, even if another function replaces it later.
 _jit = jax.jit
 
 
 class Decorator(Protocol):
-    """What `in_place` returns if it is given options only."""
+    """The decorator that `in_place` returns if it is given options only."""
 
     def __call__(self, fun: Callable[P, T], /) -> "InPlace[P, T]": ...
 
@@ -238,7 +238,7 @@ class InPlace(Generic[P, T]):
         strategy = strategy_within("in_place", options["residuals"], options["memory"])
         self._request = Request(options["max_steps"], strategy, options["strict"])
         self._static = arguments.Static(fun, options["static_argnums"], options["static_argnames"])
-        #: What JAX compiles, by what has turned `in_place` off.
+        #: The functions that JAX compiles, by the text of `switch.why_off`.
         self._made: dict[tuple[str, bool], Any] = {}
         #: Likewise, for the objects in a call and their contents.
         self._for_objects: OrderedDict[tuple[str, Hashable], Any] = OrderedDict()
@@ -345,7 +345,7 @@ def compiled(
 
     If `why_off` says that something has turned `in_place` off, no loop is rewritten.
     """
-    # Inlined: within another jit it is as if the equations stood there.
+    # Inlined: another jit gets the equations, without a call.
     jit = functools.partial(_jit, inline=True, **static.options)
     plain = jit(arguments.with_results(fun))
 

@@ -1,8 +1,8 @@
-"""Which leaves of arguments and results JAX sees, and which pass by it.
+"""Partition the leaves of arguments and results into those that JAX traces and static ones, which pass by JAX.
 
-JAX gets a `Given` instead of an argument with a leaf that is not traced, and a `Results` from the function. Both are
-nodes of a pytree whose children are the arrays. The other leaves are in their static data, so JAX compares them when it
-looks for a compiled program. The pytree of the user is only ever rebuilt from its own leaves.
+JAX gets a `Given` instead of an argument with a static leaf, and a `Results` from the function. Both are nodes of a
+pytree whose children are the arrays. The static leaves are in the data of the node, so JAX compares them when it looks
+for a compiled program. The pytree of the user is only ever rebuilt from its own leaves.
 """
 
 import functools
@@ -72,7 +72,7 @@ def _in_containers(tree: Any) -> tuple[bool, ...]:
 
 
 class _Same(int):
-    """The number of an array, in the place of a leaf that is this array too."""
+    """Stands for a leaf that is the same array as the leaf of this number."""
 
 
 class Fixed:
@@ -156,7 +156,7 @@ class Given(_Node):
 
 
 class Results(_Node):
-    """What a function returns, and what it has changed in its arguments.
+    """The result of a function, and its changes of the arguments.
 
     A result that was passed in is in `fixed.forwards`, with its number among the leaves of the arguments.
     """
@@ -168,7 +168,7 @@ class Results(_Node):
         self._names = names
 
     @classmethod
-    def of(cls, result: Any, given: Sequence[Any], changed: Sequence[changes.Change] = ()) -> "Results":
+    def of(cls, result: Any, given: Sequence[Any], changed: Sequence[changes.Mutation] = ()) -> "Results":
         """Split what was returned. `given` are the leaves of the arguments.
 
         An int that was not passed in becomes an array, as for `jax.jit`, and so does a float in a list, tuple or dict;
@@ -200,7 +200,7 @@ class Results(_Node):
     def names(self) -> Sequence[Any]:
         return self._names or list(map(jax.tree_util.SequenceKey, range(len(self.arrays))))
 
-    def filled(self, given: Sequence[Any]) -> tuple[Any, list[changes.Change]]:
+    def filled(self, given: Sequence[Any]) -> tuple[Any, list[changes.Mutation]]:
         """Return the result and the changes, with what was passed in."""
         leaves = self.fixed.all_leaves(self.arrays)
         for k, j in self.fixed.forwards:
@@ -217,7 +217,7 @@ class Results(_Node):
 
 
 class Shaped(_Node):
-    """What a function returns where it is traced or lowered and not called. JAX builds what the function returned."""
+    """The result of a function that is traced or lowered and not called. JAX builds the pytree of the user from it."""
 
     __slots__ = ()
 

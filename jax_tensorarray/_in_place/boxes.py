@@ -1,7 +1,7 @@
 """The one box that an equation reads or replaces: `lax.dynamic_slice`, `lax.dynamic_update_slice`, a gather, a scatter.
 
-Along each axis the box starts at a number that is known while tracing, or at one of the run. Two numbers of the run are
-the same if equal equations make them.
+A box has a size and an offset along each axis of the buffer. The offset is known while tracing, or only at run time.
+Two offsets of the second kind are the same if equal equations compute them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

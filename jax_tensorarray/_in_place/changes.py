@@ -1,8 +1,11 @@
-"""Changes that a function makes to its arguments, and to objects around it, while it is traced.
+"""Return the side effects of a function as further results: changes of its arguments, and of objects around it.
 
-The function gets copies of its arguments. If it has changed a list, a dict or an object among them, the new contents
-are further results, and every call puts them into the arguments of the caller. Objects that the function closes over
-are those of the program itself: an array that is being traced must not stay in one of them.
+    state["n"] += x; return x                # traced with copies of the arguments
+    # becomes
+    return x, {"n": state["n"] + x}          # every call puts the new contents into the caller's `state`
+
+Lists, dicts and objects among the arguments may change. Objects that the function closes over belong to the program
+itself, so an array that is being traced must not stay in one of them: that is an error.
 """
 
 import functools
@@ -42,7 +45,7 @@ class _Names:
     names: tuple[Any, ...]
 
 
-class Change(NamedTuple):
+class Mutation(NamedTuple):
     """The new contents of a node.
 
     They are the items of a list, all values of a dict, or the attributes of an object that have changed.
@@ -54,7 +57,7 @@ class Change(NamedTuple):
 
 
 class Watch:
-    """What a function may change: nodes of its arguments, and what it closes over."""
+    """The objects that a function may change: nodes of its arguments, and what it closes over."""
 
     def __init__(self, fun: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.fun = fun
@@ -66,7 +69,7 @@ class Watch:
         self.around = [(name, x, _copied(x)) for name, x in _around(fun, self.leaves)]
         self.state = surroundings.state(fun, self.leaves)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[Mutation]:
         """Return what has changed in the arguments. Raise TypeError for what cannot be carried out."""
         self._check_surroundings()
         leaves, tree = jax.tree.flatten(self.arguments, is_leaf=nnx.is_state)
@@ -85,7 +88,7 @@ class Watch:
                 names, values = [], list(now)
             if not is_same:
                 values = [places.get(id(x), x) for x in values]
-                found.append(Change(place, _Names(tuple(names)), values))
+                found.append(Mutation(place, _Names(tuple(names)), values))
         if not found:
             raise TypeError(f"in_place: {_named(self.fun)} changes one of its arguments inside. {_REST}")
         return found
@@ -112,7 +115,7 @@ class Watch:
                 )
 
 
-def make(changes: Sequence[Change], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def make(changes: Sequence[Mutation], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Change the arguments of the caller."""
     arguments = (tuple(args), kwargs)
     nodes = [change.place.of(arguments) for change in changes]

@@ -1,4 +1,4 @@
-"""`in_place(f, check=True)`: run `f` as it is written too, and compare.
+"""`in_place(f, check=True)`: differential testing. Run `f` as it is written too, and compare.
 
 Two programs run side by side from the same arguments. `in_place_both` copies each argument for the two programs, and
 `in_place_same` compares their results and returns those of the rewritten program. Both primitives are linear, and each
@@ -87,7 +87,7 @@ def compared(
     refs of its own, and their contents are compared in the end. Without `differentiates` only values are compared.
     """
     name, arrays = getattr(fun, "__name__", "f"), list(operands)
-    for x in operands_of_plain:  # which may close over others
+    for x in operands_of_plain:  # they may close over others
         if not any(x is y for y in arrays):
             arrays.append(x)
     around, n = len(operands) - len(names_of_arguments), len(operands)

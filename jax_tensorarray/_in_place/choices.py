@@ -1,4 +1,4 @@
-"""`residuals.explain`: how each loop of a function stores the values of its steps for reverse mode."""
+"""`residuals.explain`: the residuals that each loop of a function stores for reverse mode, and why."""
 
 import functools
 from collections.abc import Callable, Sequence

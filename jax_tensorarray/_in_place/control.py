@@ -1,4 +1,14 @@
-"""Repair loops: their bodies, what does not depend on the step, and how the carry moves."""
+"""Rewrite loops: what they carry, what does not depend on the step, and their bodies.
+
+A loop carries each buffer once (`twins`), shift registers as circular buffers (`registers`), and other buffers with
+permuted axes if that helps (`layouts`). Loop-invariant code is computed before the loop, if rows of the result are read
+(`views.invariant`). Then the body is rewritten, and slices of `xs` become rows of the carry (`stacks`). A scan whose
+buffers change places is unrolled, because XLA copies a buffer from each place in the carry to the next:
+
+    a, b = b.at[i].set(x), a                                    # one step
+    # becomes
+    b, a = b.at[i].set(x), a.at[i + 1].set(y)                   # two steps, after which each is in its own place
+"""
 
 import functools
 import math
@@ -49,7 +59,7 @@ def scan(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict[i
         return outs[: len(carry)], outs[len(carry) :]
 
     start = as_written([with_type(x, weak=False) if x.shape else x for x in carry])
-    arrays, options, rounds = as_written(xs), registry.scan_options(params), _round_of(eqn, loop)
+    arrays, options, unrolled = as_written(xs), registry.scan_options(params), _permutation_order(eqn, loop)
     traced, _ = choosing.traced_scan(step, start, arrays, **options)
 
     def run(repaired: Any, operands: list[Array]) -> list[Array]:
@@ -57,7 +67,7 @@ def scan(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict[i
         [own] = registry.ENTRIES["scan"].bodies(repaired.params)
         of_consts, carry, xs = own.split(operands)
         passing = stacks.found_in(own, of_consts, xs)
-        if passing is None and rounds == 1:
+        if passing is None and unrolled == 1:
             return choosing.bind(repaired, operands, repair.request.residuals)
         one_step = own.step(of_consts)
         if passing is not None:
@@ -67,7 +77,7 @@ def scan(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict[i
                 explained.output(eqn, jaxpr, place, "slice", "a part of the carry of the scan")
             carry, xs = passing.start(carry, xs, params["length"])
         by_choice = functools.partial(choosing.scan, strategy=repair.request.residuals)
-        after, ys = _scan_by_rounds(by_choice, one_step, carry, xs, rounds, **options)
+        after, ys = _unrolled_scan(by_choice, one_step, carry, xs, unrolled, **options)
         return [*after, *ys] if passing is None else passing.end(after, ys)
 
     outs = choosing.run_scan(traced, [*start, *arrays], run)
@@ -77,9 +87,9 @@ def scan(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict[i
 def _of_active(
     active: Array | None, before: Sequence[Value], after: Sequence[Value], is_kept: dict[int, bool]
 ) -> Sequence[Value]:
-    """Run a step on the carry. Inactive examples keep their buffers by masked rows, if these are few.
+    """Return the carry after a step. Inactive examples keep their buffers by masked rows, if these are few.
 
-    `is_kept` gets the numbers of these buffers.
+    `is_kept` is filled in: for each buffer, whether they do.
     """
     if active is None:
         return after
@@ -99,7 +109,7 @@ Ends = Callable[[list[Array], Array | None, dict[int, bool]], list[Value]]
 def _rewritten(
     eqn: Equation, loop: registry.Body, inputs: Sequence[Value], *, length: int | None = None, predicate: Any = None
 ) -> tuple[registry.Body, list[Value], Any, Ends]:
-    """Return a loop with each buffer once in its carry, registers as rings, and others as products need them.
+    """Return a loop with each buffer once in its carry, shift registers as rings, and permuted axes where they help.
 
     Also return its first carry, its predicate, and the function from its last carry to that of the given loop.
     """
@@ -115,14 +125,14 @@ def _rewritten(
     if moving is not None:
         carry, predicate = [*carry, *map(Value, moving.start())], moving.predicate
         loop = loop._replace(jaxpr=moving.jaxpr, num_carry=len(carry))
-    turned = layouts.found_in(eqn, loop, length=length, predicate=predicate)
-    if turned is not None:
-        carry, loop = list(map(Value, turned.start(as_written(carry)))), loop._replace(jaxpr=turned.jaxpr)
+    permuted = layouts.found_in(eqn, loop, length=length, predicate=predicate)
+    if permuted is not None:
+        carry, loop = list(map(Value, permuted.start(as_written(carry)))), loop._replace(jaxpr=permuted.jaxpr)
 
     def ends(after: list[Array], active: Array | None, is_kept: dict[int, bool]) -> list[Value]:
-        after = after if turned is None else turned.end(after)
+        after = after if permuted is None else permuted.end(after)
         after = after if moving is None else moving.end(after)
-        kept = is_kept if turned is None and moving is None else {}
+        kept = is_kept if permuted is None and moving is None else {}
         values = [
             Value(after[k], before=old, differs_where=active) if kept.get(k) else Value(after[k])
             for k, old in zip(places, given, strict=True)
@@ -134,10 +144,10 @@ def _rewritten(
     return loop, carry, predicate, ends
 
 
-def _round_of(eqn: Equation, loop: registry.Body) -> int:
-    """Return the number of steps after which every buffer that moves in the carry is back in its place.
+def _permutation_order(eqn: Equation, loop: registry.Body) -> int:
+    """Return after how many steps the buffers in a carry are back in their places, 1 if these are too many.
 
-    XLA has memory for each place, and moves the contents there in every step.
+    This is the order of a permutation: the least common multiple of the lengths of its cycles.
     """
     uses = Uses(loop.jaxpr)
     roots = [uses.root(v) if has_rows(v.aval) else None for v in uses.jaxpr.outvars[: loop.num_carry]]
@@ -157,7 +167,7 @@ def _round_of(eqn: Equation, loop: registry.Body) -> int:
     return found if found <= _gates.ROUND_STEPS else 1
 
 
-def _scan_by_rounds(
+def _unrolled_scan(
     run: Callable[..., Any],
     step: Callable[..., Any],
     carry: list[Array],
@@ -207,7 +217,7 @@ def while_(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict
         eqn, loop._replace(jaxpr=refs.as_arrays(loop.jaxpr)), operands[a:], predicate=params["cond_jaxpr"]
     )
     if _contexts.listening.value is not None:
-        _round_of(eqn, loop)
+        _permutation_order(eqn, loop)
     inputs = as_written([with_type(x, weak=False) if x.shape else x for x in (*operands[:b], *first)])
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]
     body, predicate = loop.jaxpr, repair.of_loop().function(condition)

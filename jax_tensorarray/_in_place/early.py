@@ -1,9 +1,12 @@
-"""Repair loops before a program differentiates them.
+"""Rewrite loops before a program differentiates them.
 
-A derivative that plain JAX has made of a loop contains more than the loop itself: all versions of a buffer are kept,
-or masks of whole buffers. So the loop is repaired first, and then differentiated. JAX offers only one place to do so,
-through which every loop enters a program: the `bind` of its primitive. While no function is being repaired, `bind`
-behaves as usual.
+    in_place(jax.grad(loss))      # JAX would differentiate the loops in `loss` as they are written
+    # treats these loops as
+    jax.grad(in_place(loss))
+
+A derivative that plain JAX has made of a loop keeps all versions of a buffer, or masks of whole buffers, which no rule
+can take out again. JAX offers only one place to come first, through which every loop enters a program: the `bind` of
+its primitive. While no function is being rewritten, `bind` behaves as usual.
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""The fate of each read, write and select of rows, with the reason, for `doctor.explain`.
+"""Optimization remarks: what became of each read, write and select of rows, or why it stays, for `doctor.explain`.
 
 A rule returns the values that it has made, or `Left` with the name of the reason. `Repair` shows both to this module.
-Unless there is a listener, nothing is kept and nothing more is looked at.
+Without a listener, this module keeps nothing and looks at nothing more.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Remark(NamedTuple):
-    """What became of an equation, or why it stays."""
+    """A remark about an equation: the row op that it became, or the reason why it stays."""
 
     jaxpr: Jaxpr  #: where the equation is
     eqn: Equation
@@ -271,7 +271,7 @@ def output(loop: Any, jaxpr: Jaxpr, number: int, kind: str, became: str, reason:
 
 
 def before_the_loop(jaxpr: Jaxpr, eqn: Equation) -> None:
-    """Note that an equation of the body is computed before the loop."""
+    """Note that an equation of the body is hoisted out of the loop."""
     listener, kind = _listener(), KINDS.get(eqn.primitive.name)
     if listener is not None and kind in ("read", "write"):
         listener.notes.append(_note(jaxpr, eqn, kind, "computed once, before the loop"))

@@ -1,7 +1,10 @@
-"""Update rows by `.at[].divide` and `.at[].power`.
+"""Update rows by `.at[].divide` and `.at[].power`, which JAX computes with all rows.
 
-JAX multiplies some rows of ones, and divides the whole buffer by them, or raises it to them as powers. If a row occurs
-several times, this is done by the product.
+    b = b / jnp.ones_like(b).at[i].multiply(x)
+    # becomes
+    b = ta_write(b, i, ta_read(b, i) / x)
+
+If a row occurs several times, it is divided by the product.
 """
 
 import functools
@@ -28,7 +31,7 @@ Array = jax.Array
 
 
 def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
-    """Make ones."""
+    """Return an array of ones, and note that it is one."""
     number = operands[0].literal
     if number is None or operands[0].dtype == jax.dtypes.float0 or number != 1:
         return Left()
@@ -42,7 +45,7 @@ def _are_ones(x: Value) -> bool:
 
 
 def scatter_mul(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
-    """Multiply ones by rows that may be the same: write the products, which a multiplication of few ones gives."""
+    """Multiply rows of ones: write the products. Positions of the same row are multiplied in a small array first."""
     ones, indices, updates = operands
     found = rows.gathered(eqn) if _are_ones(ones) else Left()
     if isinstance(found, Left):

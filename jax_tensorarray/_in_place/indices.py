@@ -1,6 +1,7 @@
-"""Tell whether two indices are the same number: JAX computes an index again for each read and each update of a row.
+"""Decide whether two indices are equal: the expressions that compute them are, as in common subexpression elimination.
 
-Equal equations of equal operands make it, so it is noted beside each value how it was made.
+JAX computes an index again for each read and each update of a row. So each value has a note of the equation that made
+it and of the operands, and two values are equal if equal equations made them of equal operands.
 """
 
 from collections.abc import Sequence
@@ -14,14 +15,14 @@ from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, LAYOUT, READS
 from jax_tensorarray._types import Equation
 
-#: What makes the same result of the same operands, and has parameters that can be compared.
+#: Primitives with equal results for equal operands and parameters, which can be compared.
 REPEATABLE = ELEMENTWISE.union(LAYOUT, READS, ("clamp", "concatenate", "rem", "slice", "squeeze"))
 
-#: So many pairs of values are compared. The remainder of an index that may be negative takes 20.
+#: At most so many pairs of values are compared. The remainder of an index that may be negative takes 20.
 _MOST = 100
 
 
-class Made(NamedTuple):
+class Definition(NamedTuple):
     """How a value was made."""
 
     eqn: Equation
@@ -36,7 +37,7 @@ def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value]) -> 
             x.is_consumed = True
     for x in results:
         if x.made_by is None and not x.is_given:  # else a rule has returned an older value
-            x.made_by = Made(eqn, tuple(operands))
+            x.made_by = Definition(eqn, tuple(operands))
 
 
 def part(indices: Value, number: int) -> Value | None:

@@ -11,7 +11,7 @@ from jax_tensorarray._in_place import switch
 from jax_tensorarray._in_place.api import in_place
 from jax_tensorarray._in_place.arguments import named_as
 
-#: That of JAX, which the doctor replaces.
+#: The `jit` of JAX, which the doctor replaces.
 jit = jax.jit
 
 #: The attribute of a function that keeps it under `in_place`, so that JAX knows it when it is jitted again.
@@ -20,7 +20,7 @@ _KEPT = "__jax_tensorarray_in_place__"
 
 @functools.wraps(jit)
 def jit_in_place(*fun: Any, **options: Any) -> Any:
-    """Be `jax.jit`, but put the function under `in_place`."""
+    """Do what `jax.jit` does, with the function under `in_place`."""
     if not fun:
         return functools.partial(jit_in_place, **options)
     if not callable(fun[0]):

@@ -1,10 +1,15 @@
-"""Keep a buffer in the layout that the products of a loop need: `jnp.einsum("bhd,blhd->bhl", q, cache)`.
+"""Choose the layout of a buffer in a loop: carry it with its axes in the order that products and scans need.
 
-XLA multiplies matrices whose axes come after those of a batch. So it moves all of a cache `[batch, length, heads, dim]`
-in every step, but nothing of a cache `[batch, heads, length, dim]`. Likewise a scan takes slices along the first axis,
-and `jax.vmap` moves this axis there and back in every step of a loop around it. Here the axes of such a buffer are put
-in this order before the loop, and back after it. What reads or writes rows does so in the other order; if something
-else needs the buffer as it was, it stays so.
+    cache = cache.at[:, i].set(k)                       # carried as [batch, length, heads, dim]
+    scores = jnp.einsum("bhd,blhd->bhl", q, cache)      # XLA transposes all of the cache in every step
+    # becomes
+    cache = cache.at[:, :, i].set(k)                    # carried as [batch, heads, length, dim]
+    scores = jnp.einsum("bhd,bhld->bhl", q, cache)
+
+XLA multiplies matrices whose axes come after those of a batch. Likewise a scan takes slices along the first axis, and
+`jax.vmap` moves this axis there and back in every step of a loop around it. `in_place` permutes the axes before the
+loop and back after it. Reads and writes of rows use the permuted axes. If anything else needs the original order, the
+carry keeps it.
 """
 
 from collections.abc import Sequence
@@ -29,7 +34,7 @@ from jax_tensorarray._types import Equation
 Array = jax.Array
 
 
-class Turned(NamedTuple):
+class Permuted(NamedTuple):
     """A buffer whose axis d is axis `order[d]` of the array."""
 
     array: Array
@@ -50,7 +55,7 @@ class Turned(NamedTuple):
         return [of_axes[d] for d in self.back]
 
 
-jax.tree_util.register_dataclass(Turned, ["array"], ["order", "roots"])
+jax.tree_util.register_dataclass(Permuted, ["array"], ["order", "roots"])
 
 
 class Layouts(NamedTuple):
@@ -61,7 +66,7 @@ class Layouts(NamedTuple):
 
     def start(self, carry: Sequence[Array]) -> list[Array]:
         """Return the carry before the first step, from the carry as it is without layouts."""
-        return [Turned(x, self.orders[k]).stored(x) if k in self.orders else x for k, x in enumerate(carry)]
+        return [Permuted(x, self.orders[k]).stored(x) if k in self.orders else x for k, x in enumerate(carry)]
 
     def end(self, carry: Sequence[Array]) -> list[Array]:
         """Return the carry as it is without layouts."""
@@ -126,12 +131,12 @@ class _LayoutTrial:
         self.orders, self.evaluator, closed = orders, _Layouts(), _compat.closed(loop.jaxpr)
         consts, carry, xs = loop.split(list(closed.in_avals))
         types = [
-            t.update(shape=tuple(Turned(t, orders[k]).listed(t.shape))) if k in orders else t
+            t.update(shape=tuple(Permuted(t, orders[k]).listed(t.shape))) if k in orders else t
             for k, t in enumerate(carry)
         ]
 
         def step(consts: list[Array], carry: list[Array], xs: list[Array]) -> list[Array]:
-            inputs = [Turned(x, orders[k], frozenset([k])) if k in orders else x for k, x in enumerate(carry)]
+            inputs = [Permuted(x, orders[k], frozenset([k])) if k in orders else x for k, x in enumerate(carry)]
             self.outs = outs = self.evaluator.evaluate(closed, [*consts, *inputs, *xs])
             self.evaluator.eqn = None
             return [x.array if self.stays(k) else self.evaluator.array(x) for k, x in enumerate(outs)]
@@ -141,13 +146,13 @@ class _LayoutTrial:
     def stays(self, k: int) -> bool:
         """Return whether a carry has its layout after a step, and nothing needs another one."""
         out, order = self.outs[k], self.orders.get(k)
-        return isinstance(out, Turned) and out.order == order and k not in self.evaluator.needed
+        return isinstance(out, Permuted) and out.order == order and k not in self.evaluator.needed
 
 
 class _Layouts(Evaluator):
     """Evaluates a jaxpr that stores some values in other layouts."""
 
-    held, enters = (Turned,), Turned
+    held, enters = (Permuted,), Permuted
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,15 +160,15 @@ class _Layouts(Evaluator):
 
     def array(self, x: Held) -> Array:
         """Return a buffer as it was."""
-        if not isinstance(x, Turned):
+        if not isinstance(x, Permuted):
             return x
         if x.order == tuple(range(len(x.order))):
             return x.array
         self.needs(x.roots)
         return jnp.transpose(x.array, x.order)
 
-    def common(self, outs: Sequence[Held]) -> Turned | None:
-        if not all(isinstance(x, Turned) for x in outs) or len({x.order for x in outs}) > 1:
+    def common(self, outs: Sequence[Held]) -> Permuted | None:
+        if not all(isinstance(x, Permuted) for x in outs) or len({x.order for x in outs}) > 1:
             return None
         return outs[0]._replace(roots=roots_of(outs))
 
@@ -176,18 +181,18 @@ def _product(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | 
     (own, others), batch = eqn.params["dimension_numbers"]
     dims, moved = [], []
     for x, contracted, batched, v in zip(operands, (own, others), batch, eqn.invars, strict=True):
-        if isinstance(x, Turned):
+        if isinstance(x, Permuted):
             front = [x.order[d] for d in batched]
             rest = [a for a in range(v.aval.ndim) if a not in front]
             places = [*front, *rest]
-            for k in x.roots:  # whose axes are those of the array, as long as layouts are looked for
+            for k in x.roots:  # while layouts are searched, the axes of a root are those of the array
                 self.wanted.setdefault(k, tuple(places.index(a) for a in range(len(places))))
-        order = x.order if isinstance(x, Turned) else tuple(range(v.aval.ndim))
+        order = x.order if isinstance(x, Permuted) else tuple(range(v.aval.ndim))
         dims.append(([order[d] for d in contracted], [order[d] for d in batched]))
         free = [d for d in range(v.aval.ndim) if d not in (*contracted, *batched)]
         moved.append([sorted(order[d] for d in free).index(order[d]) for d in free])
     numbers = ((dims[0][0], dims[1][0]), (dims[0][1], dims[1][1]))
-    arrays = [x.array if isinstance(x, Turned) else x for x in operands]
+    arrays = [x.array if isinstance(x, Permuted) else x for x in operands]
     params = eqn.params | {"dimension_numbers": jax.tree.map(tuple, numbers, is_leaf=lambda x: isinstance(x, list))}
     out = eqn.primitive.bind(*arrays, **params)
     n = len(batch[0])
@@ -210,34 +215,34 @@ def _slice(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
 
 def _dynamic_update_slice(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
     x, rows, *starts = operands
-    if not isinstance(x, Turned):
+    if not isinstance(x, Permuted):
         return None
     return [x._replace(array=lax.dynamic_update_slice(x.array, x.stored(self.array(rows)), x.listed(starts)))]
 
 
 def _gather(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
     x, indices = operands
-    if not isinstance(x, Turned):
+    if not isinstance(x, Permuted):
         return None
-    turned, axes = _indexed(eqn, x, eqn.outvars[0].aval.ndim)
-    return [jnp.transpose(jaxprs.bind(turned, [x.array, indices])[0], axes)]
+    permuted, axes = _indexed(eqn, x, eqn.outvars[0].aval.ndim)
+    return [jnp.transpose(jaxprs.bind(permuted, [x.array, indices])[0], axes)]
 
 
 def _scatter(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
     x, indices, rows = operands
-    if not isinstance(x, Turned):
+    if not isinstance(x, Permuted):
         return None
-    turned, axes = _indexed(eqn, x, eqn.invars[2].aval.ndim)
+    permuted, axes = _indexed(eqn, x, eqn.invars[2].aval.ndim)
     updates = jnp.transpose(self.array(rows), np.argsort(axes).tolist())
-    return [x._replace(array=jaxprs.bind(turned, [x.array, indices, updates])[0])]
+    return [x._replace(array=jaxprs.bind(permuted, [x.array, indices, updates])[0])]
 
 
-def _indexed(eqn: Equation, x: Turned, rank: int) -> tuple[Any, list[int]]:
+def _indexed(eqn: Equation, x: Permuted, rank: int) -> tuple[Any, list[int]]:
     """Return a gather or a scatter of the array, and which axis of its rows each axis of the rows of the buffer is."""
     n = numbers_of(eqn)
     kept = [x.order[d] for d in range(len(x.order)) if d not in (*n.collapsed, *n.batch)]
     pairs = sorted((x.order[d], k) for d, k in zip(n.batch, n.batch_of_indices, strict=True))
-    turned = n._replace(
+    permuted = n._replace(
         collapsed=tuple(sorted(x.order[d] for d in n.collapsed)),
         starts=tuple(x.order[d] for d in n.starts),
         batch=tuple(d for d, _ in pairs),
@@ -246,15 +251,15 @@ def _indexed(eqn: Equation, x: Turned, rank: int) -> tuple[Any, list[int]]:
     axes = list(range(rank))
     for axis, a in zip(n.offset, kept, strict=True):
         axes[axis] = n.offset[sorted(kept).index(a)]
-    return with_numbers(eqn, turned, x.listed(taken_by(eqn))), axes
+    return with_numbers(eqn, permuted, x.listed(taken_by(eqn))), axes
 
 
 def _elementwise(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
     """Apply an operation to buffers of one layout and scalars."""
-    kind = self.common([x for x in operands if isinstance(x, Turned)])
-    if kind is None or any(jnp.ndim(x) for x in operands if not isinstance(x, Turned)):
+    kind = self.common([x for x in operands if isinstance(x, Permuted)])
+    if kind is None or any(jnp.ndim(x) for x in operands if not isinstance(x, Permuted)):
         return None
-    (array,) = jaxprs.bind(eqn, [x.array if isinstance(x, Turned) else x for x in operands])
+    (array,) = jaxprs.bind(eqn, [x.array if isinstance(x, Permuted) else x for x in operands])
     return [kind._replace(array=array)]
 
 
@@ -264,13 +269,13 @@ def _transpose(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
 
 
 def _scan(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
-    """Take slices along the first axis that is stored. What is stacked again is stored so, too.
+    """Take slices along the first axis that is stored, and stack the slices that are returned along it.
 
-    Only of integers: floats that start again are selected as a whole, and XLA then copies what it need not move.
+    Only for integers: floats that are reset are selected as a whole, and XLA copies them then.
     """
     [loop] = registry.ENTRIES["scan"].bodies(eqn.params)
     pairs = loop.split(list(zip(eqn.invars, operands, strict=True)))[2]
-    pairs = [(v.aval, x) for v, x in pairs if isinstance(x, Turned) and not jaxprs.is_inexact(v.aval)]
+    pairs = [(v.aval, x) for v, x in pairs if isinstance(x, Permuted) and not jaxprs.is_inexact(v.aval)]
     sliced = {(t.shape, t.dtype): x for t, x in pairs}
     for _, x in pairs:
         for k in x.roots:
@@ -278,7 +283,7 @@ def _scan(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
     outs: list[Any] = jaxprs.bind(eqn, self.written(operands))
     for k, y in enumerate(outs[loop.num_carry :], loop.num_carry):
         if (x := sliced.get((y.shape, y.dtype))) is not None:
-            outs[k] = Turned(y, tuple(range(y.ndim)), x.roots)
+            outs[k] = Permuted(y, tuple(range(y.ndim)), x.roots)
     return outs
 
 

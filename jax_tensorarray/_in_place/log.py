@@ -1,8 +1,8 @@
 """The logger `jax_tensorarray`: what `in_place` has made of a function, one line per trace, and all details.
 
 A line such as "loss: 5 reads, 2 writes in 2 loops; 1 left [another-buffer], train.py:14" counts what was rewritten,
-the loops as the user wrote them, and what is left, with the reasons and the first line. It leaves out what is not in a
-loop, which needs no action.
+the loops as the user wrote them, and what is left, with the reasons and the first line. It leaves out operations
+outside of loops, which need no action.
 
 Nothing is collected unless the logger is enabled, and nothing is analysed twice: the line is made of the remarks that
 `explained` keeps for `doctor.explain`.

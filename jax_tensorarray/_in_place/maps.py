@@ -8,9 +8,9 @@ table with one axis per digit. In the example, where `b` has the shape `(100, 8)
     digits: 0 has 8 values, 1 has 30        axes of the view: (0,), (1,)
     row of b: table[digit 1] = 70 + digit 1        column of b: table[digit 0] = digit 0
 
-A digit may start at a number of the run, such as `k` in `b[k]` or `lax.dynamic_slice(b, (k, 0), (5, 8))`. The table
-then has all values that the digit could take. XLA's `IndexingMap`, TVM's `iter_affine_map` and the index functions of
-Futhark are relatives.
+A digit may start at a number that is known only at run time, such as `k` in `b[k]` or `lax.dynamic_slice(b, (k, 0), (5,
+8))`. The table then has all values that the digit could take. XLA's `IndexingMap`, TVM's `iter_affine_map` and the
+index functions of Futhark are relatives.
 """
 
 import functools

@@ -1,8 +1,12 @@
-"""Rewrite selects by a mask that is true for one row as row ops: `jnp.where((arange(T) == i)[:, None], row, b)`.
+"""Rewrite selects by a one-hot mask as row ops.
 
-Which mask is true where is said by `patterns`. A select between a buffer and rows writes these rows, one between zeros
-and a buffer reads them if it is summed. What is multiplied by a mask of 0 and 1 is not the same, as 0 times infinity is
-not 0; integers are. So a product of integers with such a mask is a row, too.
+    b = jnp.where((jnp.arange(T) == i)[:, None], x, b)
+    # becomes
+    b = ta_write(b, i, x, mode="drop")
+
+`patterns` finds where a mask is true. A select between a buffer and rows writes these rows. A select between zeros and
+a buffer reads them, if it is summed. A product of integers with a mask of 0 and 1 counts as such a select. A product of
+floats does not, since 0 times infinity is not 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,14 +30,14 @@ from jax_tensorarray._types import Equation, bytes_of
 Array = jax.Array
 
 
-class Masked:
-    """The pattern of zeros with the rows of `source` in one place."""
+class OneHotRows:
+    """The pattern of an array of zeros with the rows of `source` in one place."""
 
-    def __init__(self, located: "_Located", source: Value, then: Sequence[Equation] = ()) -> None:
+    def __init__(self, located: "_Location", source: Value, then: Sequence[Equation] = ()) -> None:
         self.located, self.source, self.then = located, source, then
 
     def rows(self) -> Array:
-        """Return the rows as the place gives them: nobody may use those of a place that is out of range."""
+        """Return the rows of the place. They mean nothing if the place is out of range."""
         found = self.located.rows_of(self.source)
         for eqn in self.then:
             (found,) = jaxprs.bind(eqn, [found])
@@ -53,7 +57,7 @@ class Masked:
         return jnp.where(inside, lax.reshape(found, shape), jnp.zeros((), found.dtype))
 
 
-class _Located(NamedTuple):
+class _Location(NamedTuple):
     """Where a place is in a buffer."""
 
     address: rows.Address
@@ -71,7 +75,7 @@ class _Located(NamedTuple):
         return Update(primitive, self.at, new, self.where, self.address.params, is_window=True, is_zero=is_zero)
 
 
-def _located(place: Place, of: Any) -> _Located | Left:
+def _located(place: Place, of: Any) -> _Location | Left:
     """Return where a place is in a buffer of that type."""
     axes, shape = sorted(place.starts), of.shape
     first, after = axes[0], axes[-1] + 1
@@ -94,10 +98,10 @@ def _located(place: Place, of: Any) -> _Located | Left:
     for x in place.conditions:
         condition = lax.reshape(x, x.shape[:first])
         where = condition if where is None else where & condition
-    return _Located(address, address.index_of(starts), where)
+    return _Location(address, address.index_of(starts), where)
 
 
-def _all_located(mask: Mask, of: Any) -> list[_Located] | Left:
+def _all_located(mask: Mask, of: Any) -> list[_Location] | Left:
     found = []
     for place in mask.places:
         located = _located(place, of)
@@ -131,7 +135,7 @@ def _selected(eqn: Equation, operands: Sequence[Value], mask: Mask, no: Value, y
     has_its_rows = yes.is_given or yes.view is not None or isinstance(yes.pattern, Repeated)
     if len(found) > 1 or not has_its_rows or not rows.has_rows(eqn.outvars[0].aval):
         return Left()
-    return [_masked(eqn, operands, Masked(found[0], yes))]
+    return [_masked(eqn, operands, OneHotRows(found[0], yes))]
 
 
 def _is_buffer(x: Value) -> bool:
@@ -140,7 +144,7 @@ def _is_buffer(x: Value) -> bool:
     return selects.is_of_carry(x) or isinstance(first.pattern, InMemory)
 
 
-def _written(found: Sequence[_Located], buffer: Value, source: Value) -> Value:
+def _written(found: Sequence[_Location], buffer: Value, source: Value) -> Value:
     """Return a buffer with the rows of another in these places. Places that are the same get the same row."""
     is_zero = isinstance(source.pattern, Repeated) and source.pattern.is_zero
     for located in found:
@@ -149,7 +153,7 @@ def _written(found: Sequence[_Located], buffer: Value, source: Value) -> Value:
     return buffer
 
 
-def _masked(eqn: Equation, operands: Sequence[Value], pattern: Masked) -> Value:
+def _masked(eqn: Equation, operands: Sequence[Value], pattern: OneHotRows) -> Value:
     """Return an array of zeros and rows, which is made only if something needs all of it."""
     value = Value.of_view(View(eqn, tuple(operands), eqn.outvars[0].aval.shape, lambda *_: None))
     value.pattern = pattern
@@ -163,16 +167,16 @@ def _is_large(aval: Any) -> bool:
 def convert_element_type(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Convert zeros and rows, as a sum does that is done in larger floats."""
     (x,) = operands
-    if not isinstance(x.pattern, Masked):
+    if not isinstance(x.pattern, OneHotRows):
         return Left()
-    pattern = Masked(x.pattern.located, x.pattern.source, (*x.pattern.then, eqn))
+    pattern = OneHotRows(x.pattern.located, x.pattern.source, (*x.pattern.then, eqn))
     return [_masked(eqn, operands, pattern)]
 
 
 def reduce_sum(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Sum up zeros and rows: only the rows count."""
     (x,) = operands
-    if not isinstance(x.pattern, Masked):
+    if not isinstance(x.pattern, OneHotRows):
         return Left()
     address = x.pattern.located.address
     if not set(range(address.axis, address.after)) <= set(eqn.params["axes"]):
@@ -183,7 +187,7 @@ def reduce_sum(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
 def add(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Add rows to a buffer."""
     for buffer, other in (operands, operands[::-1]):
-        if isinstance(other.pattern, Masked) and buffer.shape == other.shape and _is_buffer(buffer):
+        if isinstance(other.pattern, OneHotRows) and buffer.shape == other.shape and _is_buffer(buffer):
             return [other.pattern.added_to(buffer)]
     return Left()
 
@@ -227,7 +231,7 @@ def dot_general(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
         found = _located(moved, type_of) if _is_large(type_of) else Left("mask-of-elements")
         if isinstance(found, Left) or (x.view is not None and x.view.rows(found.at, found.address) is None):
             continue
-        row = lax.squeeze(Masked(found, x).short(), axes)
+        row = lax.squeeze(OneHotRows(found, x).short(), axes)
         return [Value(lax.convert_element_type(row, of.dtype))]
     return Left()
 

@@ -1,8 +1,8 @@
 """Modules of Flax NNX as arguments. A function may change them, as under `nnx.jit`.
 
-Such a module is split into its graph and the arrays of its variables, and they are merged inside of the function, where
-they are the same objects however often they occur. Then this is done the other way round, and Flax puts what has
-changed into the modules of the caller. These are the four steps of `nnx.update_context`.
+Such a module is split into its graph and the arrays of its variables, and merged again inside of the function, where it
+is one object however often it occurs. The modules that the function has changed or made go back in the same way, and
+Flax updates those of the caller. These are the four steps of `nnx.update_context`.
 
 An `nnx.State`, which the user has split off, is a value like any other pytree.
 """
@@ -101,7 +101,7 @@ def pure(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Module:
-    """The number of a module, in the place of that module. It is a constant for `in_place`."""
+    """Stands for the module of a number. It is a constant for `in_place`."""
 
     number: int
 

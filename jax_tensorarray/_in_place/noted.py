@@ -1,7 +1,7 @@
-"""`ta_noted`: the indices of an operation of JAX, as they are, with a note of that operation for `checkify`.
+"""`ta_noted`: the identity of indices, with a note of the operation of JAX that had them, for `checkify`.
 
-What `in_place` makes of an index is in range, or left out. `checkify` looks at the operation in the note instead, and
-finds what it finds in plain JAX. All other transformations pass the indices on, and nothing of it is compiled.
+`in_place` moves an index into range, or leaves it out. So `checkify` looks at the operation in the note instead, and
+finds the errors that it finds in plain JAX. All other transformations pass the indices on, and XLA sees nothing of it.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The gradient of a `while_loop` if `in_place` is off: an error that says so.
 
 `max_steps` gives a `while_loop` a derivative in reverse mode, but only if `in_place` rewrites it. The error of JAX
-would not mention `in_place`. Here an identity follows each loop. It compiles to nothing, and its transpose is the
+would not mention `in_place`. So an identity follows each loop. It compiles to nothing, and its transpose raises the
 error.
 """
 

@@ -1,8 +1,13 @@
-"""Update a buffer through views of it: `jnp.stack([c[0].at[i].set(x), c[1]])`, `c.at[k].set(c[k].at[i].set(x))`.
+"""Update a buffer through views that are put back, such as `c[0]`: lenses, in the language of functional programming.
 
-Plain JAX copies each part out of the buffer, and all of them into a new one. We follow each part as a map on the
-buffer. If the program puts the part back where it was, we rewrite access to rows of the part as access to rows of the
-buffer. A part that is not put back, or in another place, stays an array: a mistake here costs time, never truth.
+    row = c[0].at[i].set(x)              # plain JAX copies `c[0]` out of the buffer,
+    c = jnp.stack([row, c[1]])           # and all parts into a new one
+    # becomes
+    c = ta_write(c, (0, i), x, mode="drop")
+
+We follow each part as a map on the buffer. If the program puts the part back where it was, we rewrite access to rows of
+the part as access to rows of the buffer. A part that is not put back, or in another place, stays an array. A part that
+we miss costs time, but changes no result.
 """
 
 import functools
@@ -129,7 +134,7 @@ class _Search:
     def __init__(self) -> None:
         self.found: dict[Any, Step] = {}
         self.known: dict[Any, dict[int, int]] = {}
-        self.numbers = _Numbers()
+        self.numbers = _ValueNumbers()
 
     def look(self, inner: Any, seen: dict[Any, _Seen], numbers: dict[Any, int]) -> None:
         def of(v: Any) -> _Seen | None:
@@ -225,7 +230,7 @@ class _Search:
                 self.found.setdefault(x, Step(self.known.get(x, {})))
 
 
-class _Numbers:
+class _ValueNumbers:
     """Numbers integers, of whatever type, such that those of one number are probably equal.
 
     Types do not count, since in 64 bits JAX narrows some integers on the way. If two are not equal, a part stays an
@@ -301,7 +306,7 @@ def _may_be_taken(aval: Any) -> bool:
 # --- the values ---------------------------------------------------------------------------------------------------
 
 
-class _Change:
+class _Edit:
     """An update of the buffer, and the view in which it is."""
 
     def __init__(self, update: Update, m: Map) -> None:
@@ -313,10 +318,10 @@ class Whole:
 
     def __init__(self, base: Value) -> None:
         self.base = self.newest = base
-        self.applied: tuple[_Change, ...] = ()
+        self.applied: tuple[_Edit, ...] = ()
         self.values: list[tuple[Part, Value]] = []  # what has been taken
 
-    def version(self, m: Map, changes: tuple[_Change, ...]) -> Value:
+    def version(self, m: Map, changes: tuple[_Edit, ...]) -> Value:
         """Return a version of the buffer that has these changes in the view. It may have others elsewhere."""
         known = [x for x in self.applied if x in changes]
         rest = [x for x in changes if x not in known]
@@ -333,7 +338,7 @@ class Whole:
         return version
 
 
-def _is_same(changes: Sequence[_Change], other: Sequence[_Change]) -> bool:
+def _is_same(changes: Sequence[_Edit], other: Sequence[_Edit]) -> bool:
     """Return whether the same changes have the same effect in another order: only such apart have changed places."""
     places = [other.index(x) for x in changes]
     pairs = itertools.combinations(range(len(places)), 2)
@@ -348,7 +353,7 @@ class Part:
     """
 
     def __init__(
-        self, whole: Whole, m: Map, made: Callable[[], Array], changes: tuple[_Change, ...] = (), *, fills: bool = False
+        self, whole: Whole, m: Map, made: Callable[[], Array], changes: tuple[_Edit, ...] = (), *, fills: bool = False
     ) -> None:
         self.whole, self.map, self.changes, self.made, self.fills = whole, m, changes, made, fills
         self.shape, self.dtype = m.shape, whole.base.dtype
@@ -388,7 +393,7 @@ class Part:
         if at is None:
             return None
         changed = update._replace(index=at.index, rows=at.rows_of_buffer(update.rows), where=at.where, params=at.params)
-        changes = (*self.changes, _Change(changed, self.map))
+        changes = (*self.changes, _Edit(changed, self.map))
         return Part(self.whole, self.map, lambda: update.apply(self.array()), changes, fills=self.fills)
 
 
@@ -447,7 +452,7 @@ def _replaced(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Valu
     made = functools.partial(_bound, eqn, operands)
     if box.drops and box.starts.keys() - step.known:
         inside = box.is_in_range(operands[0].shape, given)
-        new = [_Change(x.update.where_true(inside), x.map) for x in new]
+        new = [_Edit(x.update.where_true(inside), x.map) for x in new]
     result = Part(buffer.whole, buffer.map, made, (*buffer.changes, *new), fills=buffer.fills).value()
     result.became = result.became or "updates of the part that is put back"
     return [result]
@@ -478,10 +483,10 @@ def _part(x: Value) -> Part | None:
     return Part(whole, Map.whole(x.shape), lambda: x.array, changes)
 
 
-def _of_all(parts: Sequence[Part]) -> tuple[_Change, ...] | None:
+def _of_all(parts: Sequence[Part]) -> tuple[_Edit, ...] | None:
     """Return the changes of all parts, which begin with the same ones, None if those of some are in others, too."""
     _, *others = parts
-    changes = list[_Change]()
+    changes = list[_Edit]()
     if others:  # those that all of them begin with
         columns = zip(*(x.changes for x in parts), strict=False)
         same_in_all = itertools.takewhile(lambda column: all(x is column[0] for x in column), columns)

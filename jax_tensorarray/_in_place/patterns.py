@@ -1,6 +1,6 @@
-"""How the elements of an array depend on their place, as far as it takes to see that a mask is true for one row.
+"""Find one-hot masks by abstract interpretation: how the elements of an array depend on their position.
 
-Such arrays are few and small, so a pattern is noted beside the value, whatever rule has made it.
+Such arrays are few and small. So each value has a note of its pattern, whatever rule has made the value.
 """
 
 import functools
@@ -62,18 +62,18 @@ class Zero(NamedTuple):
 
 
 class InMemory(NamedTuple):
-    """What branches or a loop inside have made: XLA fuses nothing with it."""
+    """The result of branches or of an inner loop: XLA fuses nothing with it."""
 
 
-#: What is made of a mask by these may be one.
+#: Primitives that may make a mask of a mask.
 _OF_MASKS = frozenset(
     ("and", "broadcast_in_dim", "convert_element_type", "gt", "not", "or", "reshape", "squeeze", "sub", "transpose")
 )
 
-#: What multiplies a buffer by a mask.
+#: Primitives that multiply a buffer by a mask.
 PRODUCTS = ("mul", "dot_general")
 
-#: More places than these are left: each of them becomes a row op.
+#: A mask of more places stays a mask, since each place would become a row op.
 _PLACES = 4
 
 
@@ -251,7 +251,7 @@ def _broadcast_in_dim(eqn: Equation, operands: Sequence[Any]) -> Any:
 
 
 def _reshape(eqn: Equation, operands: Sequence[Any]) -> Any:
-    """Axes of size 1 come and go."""
+    """Return the pattern of a reshape that adds or removes axes of size 1."""
     x, of = operands[0], eqn.outvars[0].aval.shape
     old, new = ([k for k, n in enumerate(shape) if n != 1] for shape in (x.shape, of))
     is_alike = [x.shape[k] for k in old] == [of[k] for k in new]

@@ -1,4 +1,4 @@
-"""How a function under `in_place` is sent to another process: as the plain function is."""
+"""Pickle a function under `in_place` by its name, or as the plain function and the options."""
 
 import functools
 import importlib

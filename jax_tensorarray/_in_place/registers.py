@@ -1,9 +1,13 @@
-"""Keep shift registers in place: `jnp.roll(b, -1, 0).at[-1].set(x)`, `jnp.concatenate([b[1:], x[None]])`.
+"""Keep shift registers in place, as circular buffers.
 
-All rows of such a buffer move in every step, though few of them are new. Here they stay where they are, as in a ring
-buffer: the carry has the place of the first one, and row k is at `(start + k) mod n`. What reads or writes rows does
-so there. After the loop the rows are put in order, once. A body that needs all rows of a register in order stays as it
-is, since putting them in order takes as long as moving them.
+    b = jnp.concatenate([b[1:], x[None]])                            # every step moves all rows
+    y = b[k]
+    # becomes
+    b, start = ta_write(b, start, x), (start + 1) % n                # the carry has `start`, too
+    y = ta_read(b, (start + k) % n)
+
+After the loop the rows are put in order, once. A greatest fixed point finds the registers: it begins with all
+candidates, and drops those whose rows a step needs in order, since this takes as long as moving them.
 """
 
 import math

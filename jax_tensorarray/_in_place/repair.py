@@ -1,4 +1,8 @@
-"""Evaluate a jaxpr with row ops in place of its operations on rows."""
+"""The interpreter of `in_place`: evaluate a jaxpr by rules that make row ops of operations on rows.
+
+A rule maps an equation and the values of its operands to the values of its results. If no rule applies, the equation
+stays as it is.
+"""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,7 +52,7 @@ for family in (rows.RULES, masks.RULES, selects.RULES, sums.RULES, factors.RULES
 
 
 class Request(NamedTuple):
-    """What `in_place` is asked for."""
+    """The options of `in_place`."""
 
     max_steps: int | None
     residuals: Strategy
@@ -260,7 +264,7 @@ class Repair:
         if jaxprs.has_symbolic_shapes(eqn):
             return Left("symbolic-shape")
         if name == "slice" and eqn.invars[0] in self.computed_with:
-            return Left("made-in-the-step")  # as its cotangent is; reports leave out such reads
+            return Left("made-in-the-step")  # its cotangent is, too; reports leave out such reads
         why = Left()
         for rule in RULES.get(name, ()):
             results = rule(eqn, operands)
@@ -294,8 +298,8 @@ class _Repaired(registry.Change):
         # The rules of a `custom_jvp` would have to be masked as well.
         active = repair.active if kind in ("branches", "checkpoint") else None
         self.before = [] if active is None or not _may_keep(eqn, active) else [active]
-        self.kept: list[list[int | None]] = []  #: by jaxpr, the operands that its results are where the mask is false
-        # What a loop inside carries in several places begins equal, which only its caller sees.
+        self.kept: list[list[int | None]] = []  #: by jaxpr: for each result, the operand that it equals off the mask
+        # Only the caller of an inner loop sees that carries of it begin equal.
         self.firsts = list(range(len(own))) if kind == "divided" else twins.equal_operands(own)
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
@@ -352,7 +356,7 @@ class _Repaired(registry.Change):
 
 
 class _Lowered(_Repaired):
-    """What a primitive of another library is lowered as, and its rules, repaired."""
+    """The jaxprs that a primitive of another library is lowered as, and its rules, repaired."""
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         return self.repair.of_lowering().function(jaxpr, is_whole=True)(*args)

@@ -1,8 +1,8 @@
-"""Evaluate a jaxpr that holds some values in a representation other than one array.
+"""Evaluate a jaxpr in which some values have another representation than one array.
 
-A shift register is held as a ring, a buffer with its axes in another order, a slice as a part of a stack. For each of
-them there is an `Evaluator` with rules for the equations that can use it. Any other equation gets arrays. If making
-them costs what the representation is meant to save, the evaluator notes it, and the loop stays as it is.
+A shift register is a circular buffer, a buffer has permuted axes, a slice is a part of a stack. For each representation
+there is an `Evaluator` with rules for the equations that can use it. Any other equation gets arrays. If making them
+costs what the representation is meant to save, the evaluator notes it, and the loop stays as it is.
 """
 
 import functools
@@ -18,7 +18,7 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
-Held = Any  #: a value in the representation, or one of another kind, by default an array
+Held = Any  #: a value in the representation, or another one, by default an array
 
 #: From the evaluator, an equation and its operands to the results. It returns None if the equation is to get arrays.
 Rule = Callable[[Any, Any, list[Held]], list[Held] | None]

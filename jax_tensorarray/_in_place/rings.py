@@ -1,7 +1,7 @@
-"""Ring buffers, and what becomes of equations if some of their operands are ring buffers.
+"""Circular buffers ("rings"), and rules for equations that have some as operands.
 
-Row k of a ring is at `(start + k) mod n`. To roll a ring is to add to its start, and what reads or writes rows does so
-at other places. An equation that needs a ring in order gets it in order, and this is noted.
+Row k of a ring is at `(start + k) mod n`. A roll adds to `start`, and reads and writes of rows add `start` to their
+index. If an equation needs the rows in order, we reorder them and note it: `registers` then gives the ring up.
 """
 
 import functools

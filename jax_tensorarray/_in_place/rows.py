@@ -1,8 +1,12 @@
 """Rewrite slices, gathers and scatters of a few rows as row ops.
 
-An `Address` is the place of an equation in a buffer, as far as shapes determine it. The equation starts somewhere
-along some axes, takes one row or a box of rows from the first of these axes to the last, and takes all other axes as a
-whole. An equation that takes only a part of an axis before these, or all rows, stays as it is.
+    b = b.at[:, i].add(x)
+    # becomes
+    b = ta_add(b, i, x, axis=1, mode="drop")
+
+An `Address` says which box of the buffer an equation takes, as far as shapes determine it. The equation starts
+somewhere along some axes, takes one row or a box of rows from the first of these axes to the last, and takes all other
+axes as a whole. An equation that takes only a part of an axis before these, or all rows, stays as it is.
 """
 
 import functools
@@ -33,7 +37,7 @@ Array = jax.Array
 
 
 class Address(NamedTuple):
-    """The place of an equation in a buffer of this shape."""
+    """The box of a buffer of this shape that an equation takes."""
 
     shape: tuple[int, ...]
     batch: int  #: number of leading axes that have indices of their own
@@ -307,7 +311,7 @@ def _writes_once(update: Update) -> bool:
 # --- gather and scatter ----------------------------------------------------------------------------------------
 
 
-class Numbers(NamedTuple):
+class DimensionNumbers(NamedTuple):
     """The dimension numbers of a gather or a scatter, under names common to both."""
 
     offset: tuple[int, ...]  #: axes of the rows in the result or in the updates
@@ -332,11 +336,11 @@ def _names(eqn: Equation) -> tuple[str, ...]:
     return _OF_GATHER if eqn.primitive.name == "gather" else _OF_SCATTER
 
 
-def numbers_of(eqn: Equation) -> Numbers:
-    return Numbers(*(getattr(eqn.params["dimension_numbers"], name) for name in _names(eqn)))
+def numbers_of(eqn: Equation) -> DimensionNumbers:
+    return DimensionNumbers(*(getattr(eqn.params["dimension_numbers"], name) for name in _names(eqn)))
 
 
-def with_numbers(eqn: Equation, numbers: Numbers, taken: Sequence[int]) -> Any:
+def with_numbers(eqn: Equation, numbers: DimensionNumbers, taken: Sequence[int]) -> Any:
     """Return a gather or a scatter with other dimension numbers, which takes so much of each axis."""
     params = eqn.params | {
         "dimension_numbers": eqn.params["dimension_numbers"]._replace(**dict(zip(_names(eqn), numbers, strict=True)))
@@ -358,7 +362,7 @@ class _Gathered(NamedTuple):
     """An address, and the layout of its rows in the result of a gather or the updates of a scatter."""
 
     address: Address
-    numbers: Numbers
+    numbers: DimensionNumbers
     taken: tuple[int, ...]
 
     @property

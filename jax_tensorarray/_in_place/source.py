@@ -1,4 +1,11 @@
-"""A pass over the source of a module, after which what it jits goes through a function of `package`."""
+"""Rewrite the source of a module, as a syntax tree, such that functions which it jits go through `package`.
+
+    step = jax.jit(f)
+    # becomes
+    step = __jax_tensorarray_jit__(jax.jit)(f)
+
+Every line keeps its number.
+"""
 
 import ast
 

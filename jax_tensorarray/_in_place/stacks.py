@@ -1,8 +1,12 @@
-"""Keep in place what a scan takes as slices of `xs` and gives back, with some rows updated, as slices of `ys`.
+"""Carry a stack of buffers that a scan takes as slices of `xs` and returns, with some rows updated, as slices of `ys`.
+
+    after = lax.map(lambda c: c.at[i].set(x), stack)           # copies each slice out of one stack and into another
+    # becomes
+    for k in range(len(stack)):                                # a scan that carries the stack
+        stack = ta_write(stack, (k, i), x, mode="drop")
 
 So the caches of several layers pass through a scan over the layers, and the states of environments through a `lax.map`.
-JAX copies each slice out of one stack and into another one. Here the whole stack is carried, and a row of a slice is a
-row of it. What a branch gives in place of a slice, as for an environment that starts again, is written.
+If a branch returns another array instead of the slice (an environment that is reset), we write it into the stack.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +34,7 @@ Array = jax.Array
 
 
 class Stacks(NamedTuple):
-    """A scan that carries stacks in place of slices."""
+    """A scan that carries stacks instead of taking slices."""
 
     step: Callable[[Sequence[Array], Sequence[Array]], registry.Step]
     places: dict[int, int]  #: for each of `ys` that is a stack, the number of it among `xs`
@@ -90,7 +94,7 @@ def found_in(loop: registry.Body, consts: Sequence[Array], xs: Sequence[Array]) 
 def _replaced_in(
     jaxpr: Any, loop: registry.Body, xs: Sequence[Array], may_pass: Sequence[bool], places: dict[int, int]
 ) -> dict[int, int]:
-    """Return, like `places`, the others of `ys` that are a slice unless a branch gives another array in its place."""
+    """Return, like `places`, the others of `ys` that are a slice unless a branch returns another array instead."""
     found: dict[int, int] = {}
     roots = frozenset(k for k, flag in enumerate(may_pass) if flag) - {*places.values()}
     if not roots or not jaxprs.any_equation(jaxpr, lambda eqn: registry.entry_of(eqn).kind == "branches"):
@@ -137,7 +141,7 @@ jax.tree_util.register_dataclass(_Slice, ["stack"], ["root", "updates"])
 class _Slices(Evaluator):
     """Evaluates the body at step `number`, leaving slices in their stacks.
 
-    In stacks with the numbers `replaced`, an array that a branch gives in place of a slice is written.
+    If a branch returns an array instead of the slice of a stack in `replaced`, the array is written into the stack.
     """
 
     held, enters, with_options = (_Slice,), _Slice, True

@@ -1,9 +1,11 @@
-"""Add buffers in place if one of them is known to be zeros except for some rows, as in gradients of plain JAX.
+"""Accumulate sparse cotangents in place: a sum with zeros in which some rows are set.
 
-The transpose of a read is an array of zeros to which a row is added. It is then added to the existing cotangent. Here
-the rows are added to that cotangent in place instead. If the zeros are made in a branch or before an inner loop, the
-cotangent is passed in, and the sum comes out (`moved_into`). The transpose of a select is two selects with zeros, and
-their sum is one buffer again.
+    ct = ct + jnp.zeros_like(b).at[i].add(dx)          # the transpose of `b[i]`, and the sum with other cotangents
+    # becomes
+    ct = ta_add(ct, i, dx)
+
+If the zeros are made in a branch or before an inner loop, we pass the cotangent in, and the sum comes out
+(`moved_into`). The transpose of a select is two selects with zeros, and their sum is one buffer again.
 """
 
 from collections.abc import Sequence

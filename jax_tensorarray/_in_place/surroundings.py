@@ -1,8 +1,8 @@
 """The parameters and the state that Haiku and Flax Linen keep around a function under `in_place`.
 
 A function inside of `hk.transform`, or of a module of Linen, reads and changes them where they are. While they are
-made, nothing is compiled. Later they may be read; to change them is an error, since a compiled function would not do so
-in its next call.
+initialised, nothing is compiled. Later the function may read them. Changing them is an error, since a compiled function
+would not do so in its next call.
 """
 
 import sys

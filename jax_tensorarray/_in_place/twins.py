@@ -1,8 +1,13 @@
-"""Carry once what a loop carries in several places: `return new, new`.
+"""Carry once what a loop carries in several places, found by value numbering.
 
-XLA has memory for each place, and copies the buffer from one to the other in every step. Two carries are twins if they
-begin equal, and if a step in which all twins are equal leaves them equal. To find them, the values of the body are
-numbered, so that values of one number are equal. They are made in the same way, so their derivatives are equal too.
+    new = b.at[i].set(x)
+    return new, new               # XLA allocates each carry, and copies `new` from one to the other in every step
+    # becomes
+    return new                    # and after the loop it stands for both
+
+Two variables with the same value number are equal. Two carries are twins if they begin equal, and if a step in which
+all twins are equal leaves them equal: a greatest fixed point, by partition refinement. Equal values have equal
+derivatives, because they are made in the same way.
 """
 
 from collections.abc import Hashable, Sequence
@@ -25,7 +30,7 @@ Array = jax.Array
 
 def carried_once(loop: registry.Body, inputs: Sequence[Value]) -> tuple[registry.Body, list[int]]:
     """Return a loop that carries every buffer once, and for each carry of the given loop its number in the new one."""
-    numbers = _Numbers()
+    numbers = _ValueNumbers()
     start = [numbers.of_array(x.array if x.literal is None else x.literal) for x in inputs]
     places = _places(loop, start, numbers)
     kept = sorted(set(places))
@@ -46,7 +51,7 @@ def carried_once(loop: registry.Body, inputs: Sequence[Value]) -> tuple[registry
 
 def equal_operands(arrays: Sequence[Array]) -> list[int]:
     """Return for each operand of an equation the place of the first one that equals it."""
-    numbers = _Numbers()
+    numbers = _ValueNumbers()
     # A token has no axes, not even none.
     return _firsts(
         [(numbers.of_array(x), jax.typeof(x)) if getattr(x, "ndim", 0) else (id(x), k) for k, x in enumerate(arrays)]
@@ -55,19 +60,19 @@ def equal_operands(arrays: Sequence[Array]) -> list[int]:
 
 def numbers_of_outputs(jaxpr: Jaxpr) -> list[int]:
     """Return a number for each output of a jaxpr, such that those of one number are equal."""
-    numbers = _Numbers()
+    numbers = _ValueNumbers()
     return numbers.outputs(jaxpr, [numbers.of(object()) for _ in jaxpr.in_avals])
 
 
 def has_twins(loop: registry.Body, operands: Sequence[Any]) -> bool:
     """Return whether a loop, whose operands are these variables, carries a buffer more than once."""
-    numbers = _Numbers()
+    numbers = _ValueNumbers()
     start = [numbers.of_array(v.val) if isinstance(v, jex.Literal) else numbers.of(id(v)) for v in operands]
     places = _places(loop, start, numbers)
     return len(set(places)) < len(places)
 
 
-def _places(loop: registry.Body, start: Sequence[int], numbers: "_Numbers") -> list[int]:
+def _places(loop: registry.Body, start: Sequence[int], numbers: "_ValueNumbers") -> list[int]:
     """Return for each carry the first of its twins, which may be itself: itself for all if no buffer has a twin."""
     _, carry, _ = loop.split(list(zip(start, _compat.opened(loop.jaxpr).invars, strict=True)))
     buffers = [k for k, (_, v) in enumerate(carry) if has_rows(v.aval)]
@@ -86,7 +91,7 @@ class _Step(NamedTuple):
     after: list[int]  #: the outputs
 
 
-class _Numbers:
+class _ValueNumbers:
     """Numbers values such that those of one number, and of one type, are equal."""
 
     def __init__(self) -> None:
@@ -135,7 +140,7 @@ class _Numbers:
     def _of_loop(self, loop: registry.Body, inputs: Sequence[int]) -> list[int]:
         step, end, (_, carry, _) = self.twins(loop, inputs), object(), loop.split(inputs)
         before, n = loop.split(step.before)[1], loop.num_carry
-        # What a step leaves as it is, the loop does too.
+        # If a step leaves a carry as it is, so does the loop.
         after = [
             start if old == new else self.of(end, first)
             for start, old, new, first in zip(carry, before, step.after, step.first, strict=False)
@@ -167,9 +172,9 @@ def _firsts(values: Sequence[Any]) -> list[int]:
 
 
 class _Once:
-    """Evaluates a jaxpr in pairs of a number and an array, and makes every value once."""
+    """Evaluates a jaxpr in pairs of a number and an array, and computes every value once."""
 
-    def __init__(self, numbers: _Numbers) -> None:
+    def __init__(self, numbers: _ValueNumbers) -> None:
         self.numbers, self.made = numbers, dict[Any, Array]()
 
     def evaluate(self, jaxpr: Jaxpr, numbers: Sequence[int], arrays: Sequence[Array]) -> list[Array]:
@@ -214,7 +219,7 @@ class _Kept(registry.Change):
     """Rebuilds an equation without duplicate operands or results."""
 
     def __init__(
-        self, numbers: _Numbers, of_operands: Sequence[int], places: Sequence[int], kept: Sequence[int]
+        self, numbers: _ValueNumbers, of_operands: Sequence[int], places: Sequence[int], kept: Sequence[int]
     ) -> None:
         self.numbers, self.of_operands, self.places, self.kept = numbers, of_operands, places, kept
 

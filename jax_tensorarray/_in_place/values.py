@@ -1,4 +1,4 @@
-"""The values of an evaluated program, with what is known about how they were made."""
+"""The values of the interpreter: an array, and facts about how it was made, which the rules use."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -102,8 +102,8 @@ class Predicate(NamedTuple):
         return lax.select_n(self.over(no.shape), no, yes)
 
 
-class Part(NamedTuple):
-    """A buffer where `active` is true, zeros elsewhere, and updated since."""
+class Selection(NamedTuple):
+    """A select of a buffer, where `active` is true, or zeros, and the updates since then."""
 
     whole: "Value"
     active: Predicate
@@ -111,7 +111,7 @@ class Part(NamedTuple):
 
 
 class View(NamedTuple):
-    """What an equation makes of its operands, one for one or in another layout."""
+    """The result of an equation that is elementwise, or moves elements, with the operands of the equation."""
 
     eqn: Equation
     operands: "tuple[Value, ...]"
@@ -210,7 +210,7 @@ class Value:
         before: "Value | None" = None,
         update: Update | None = None,
         sparse_updates: tuple[Update, ...] | None = None,
-        part: Part | None = None,
+        part: Selection | None = None,
         guard: Predicate | None = None,
         became: str = "",
         stopped: "Value | None" = None,
@@ -228,7 +228,7 @@ class Value:
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
         self.differs_where = differs_where
         self.carried_from: Value | None = None
-        self.made_by: Any = None  # an `indices.Made`
+        self.made_by: Any = None  # an `indices.Definition`
         self.pattern: Any = None
         self.is_used = self.is_new = self.is_ones = self.is_constant = self.is_made_whole = False
         self.is_consumed = False

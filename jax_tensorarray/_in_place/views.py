@@ -1,10 +1,13 @@
-"""Read rows of what is computed from a whole buffer: `q.T[i]`, `(q * 2)[i]`, `q.astype(bfloat16)[i]`.
+"""Read rows of a view of a buffer without making the view: `q.T[i]`, `(q * 2)[i]`, `q.astype(bfloat16)[i]`.
+
+    y = (q * 2)[i]
+    # becomes
+    y = ta_read(q, i) * 2
 
 The gradient of plain JAX makes a cotangent of the size of the view in every step, and takes all of it back through the
-view. Here the rows of the buffer are read, and the view is applied to these. What does not depend on the loop is
-computed before the loop, once, so that the cotangents of its rows are added in place.
-
-A conversion to a smaller float is never computed before the loop: the cotangents would be added in the smaller type.
+view. What does not depend on the loop is computed before the loop, once (loop-invariant code motion), and the
+cotangents of its rows are added in place. But a conversion to a smaller float stays in the loop: the cotangents would
+be added in the smaller type.
 
 An update can be such a view, too: `b.at[i].set(x)[j]` in a step that returns `b`. It stays as it is: see `discarded`.
 """
@@ -37,8 +40,8 @@ Array = jax.Array
 def viewed(jaxpr: Jaxpr, masks: frozenset[Any] = frozenset()) -> frozenset[Any]:
     """Return the variables that a jaxpr reads rows from, directly or through views.
 
-    What is made as a whole in any case, as an output is, is no view: its rows are read of it. To compute them again
-    would read its operands after it is made, so that XLA could not make it in their place.
+    An array that is computed as a whole in any case, such as an output, is no view: rows are read of the array itself.
+    Computing them again would read the operands later, and XLA could not reuse their memory for the array.
 
     A select by a mask that is true in one place reads the row that is there, and so does a product of integers. `masks`
     are inputs that are such masks.
@@ -46,7 +49,7 @@ def viewed(jaxpr: Jaxpr, masks: frozenset[Any] = frozenset()) -> frozenset[Any]:
     return _uses(jaxpr, masks)[0]
 
 
-#: What computes with each element of its operands. A select passes elements on.
+#: Primitives that compute with each element of their operands. A select passes elements on.
 _COMPUTES = ELEMENTWISE - {"select_n"}
 
 
@@ -300,7 +303,7 @@ def _before(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:
         return found
     inner = operands[0].view if name == "reshape" else None
     if inner is not None and inner.eqn.primitive.name in CHEAP and _is_square(inner):
-        # The other way round, so that rows are read of the array.
+        # Reshape the operands first, so that rows are read of the array.
         moved = [_before(eqn, [x]) if x.shape else [x] for x in inner.operands]
         found = [x[0] for x in moved if x is not None]
         return [_view(inner.eqn, found, of.shape)] if len(found) == len(moved) else None
