@@ -1,4 +1,8 @@
-"""Have all ops on a buffer in a loop be slices, or all of them calls."""
+"""Agree on one form for each buffer: all ops on it in a loop are slices, or all of them are calls.
+
+A call demands a layout. After a barrier XLA may choose another one for a slice, and it copies the buffer to convert it.
+The buffers are the classes of a union-find over the values that may be one buffer.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which operands a call of another library shares with its results: it updates these in place."""
+"""Alias analysis of the calls of other libraries: which results share the memory of an operand, updated in place."""
 
 import re
 from collections.abc import Sequence

@@ -1,8 +1,12 @@
-"""Finds indices that can be proved to be in range: loop counters, `jnp.arange`, and numbers near these.
+"""Interval analysis: find indices that are provably in range: loop counters, `jnp.arange`, and numbers near these.
+
+    row = ta_read[...] b clip(where(i < 0, i + n, i), 0, n - 1)        # `i` counts the steps of a loop of `n`
+    # becomes
+    row = ta_read[checked="in range" ...] b i
 
 The bounds of a value are the least and the greatest number that any of its elements may be. They follow from the
-equations that make it, on every path that the program may take. A number that wraps or is data has no bounds, and the
-index is checked (`record`).
+equations that make it, on every path that the program may take, and by induction for a carry. A number that wraps or is
+data has no bounds, and the index is checked (`record`).
 """
 
 from collections.abc import Callable, Iterable, Iterator

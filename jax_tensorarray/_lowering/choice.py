@@ -1,4 +1,4 @@
-"""Choose which row ops become slices of XLA's own, and how: `slices` says when these are as good as calls."""
+"""Instruction selection: which row ops become slices of XLA's own, and how. `slices` has the conditions."""
 
 import math
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Keep a factor that a loop solves with by columns, as LAPACK needs it: no step copies it from rows to columns.
+"""Store a factor that a loop solves with by columns, as LAPACK needs it: no step copies it from rows to columns.
 
 XLA propagates the layout that a triangular solve needs through elementwise operations, but not to the carry of a loop.
 It turns a transpose before the solve into a copy, too (jaxlib 0.12). A constraint on the updated carry makes the loop
-carry the buffer by columns. Then a row is not contiguous, so only buffers are changed that nothing else reads.
+carry the buffer by columns. Then a row is not contiguous, so we change only buffers that nothing else reads.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from jax_tensorarray._types import Equation
 
 
 def store_by_columns(jaxpr: Any) -> Any:
-    """Constrain the layout of the carries that a body gives to triangular solves and to one update, to nothing else."""
+    """Constrain the layout of each carry that only triangular solves and one update of it use."""
     if not jaxprs.any_equation(jaxpr, _solves):
         return jaxpr
     uses = Uses()

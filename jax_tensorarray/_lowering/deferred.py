@@ -1,9 +1,9 @@
-"""Indices out of range on one of several CPU devices: they are raised where no device still waits for another.
+"""Defer errors in a program for several CPU devices to its end, where no device waits for another.
 
 An error ends the program of its device. If there is a collective later, the other devices wait for it there, until XLA
-aborts the process. So a call whose parameter `op` begins with `>` drops the access, notes the error and goes on. At the
-end of the program there is a `ta_raise`. It waits for all results, and so for all collectives. The results go through a
-fence after it.
+aborts the process. So a call whose parameter `op` begins with `>` drops the access, notes the error and goes on. A
+`ta_raise` at the end of the program raises it. The `ta_raise` waits for all results, and so for all collectives. The
+results then pass a fence that waits for the `ta_raise`.
 
 A loop that does not count its steps may wait for ever for a row that was dropped. In a program with such a loop, calls
 raise where they are.
@@ -86,12 +86,12 @@ def _named(eqn: Equation, places: Places) -> Equation:
 
 
 def _equation(at: Equation, primitive: Any, operands: Sequence[Atom], result: Any, **params: Any) -> Equation:
-    """Return an equation in the place of another one in the source."""
+    """Return an equation with the place of another one in the source."""
     return at.replace(primitive=primitive, params=params, invars=list(operands), outvars=[result], effects=set())
 
 
 def _may_wait(scope: Scope, eqn: Equation) -> bool:
-    """Return whether `eqn` is a loop that need not end: it counts to no number, whatever else it looks at."""
+    """Return whether `eqn` is a loop that need not end: its condition counts to no number."""
     if eqn.primitive.name != "while":
         return False
     condition = scope.condition(eqn)
@@ -102,7 +102,7 @@ def _may_wait(scope: Scope, eqn: Equation) -> bool:
 
 
 def _divided(block: Block, value: Atom, sharding: Any, at: Equation) -> Atom:
-    """Return a value, divided as the result is: no collective has to come after this."""
+    """Return a value with the sharding of the result, so that no collective comes after it."""
     mesh = getattr(sharding, "mesh", None)
     if not isinstance(sharding, Sharding) or AxisType.Explicit in getattr(mesh, "axis_types", ()):
         return value

@@ -1,4 +1,4 @@
-"""Make the equations of a jaxpr: in the place of others, or of a function in `jax.lax` that is traced once.
+"""Make equations of a jaxpr without tracing them: by a change of others, or by a function that was traced before.
 
 To trace an equation takes JAX as long as to lower five. So a pass keeps those that it does not change, and a function
 is traced once for each type of its operands.
@@ -23,7 +23,7 @@ Atom = Any  #: a variable or a literal
 
 
 class Block:
-    """The equations of a jaxpr that is being made, of variables of its own and those of another one."""
+    """A jaxpr that is being made of the equations of another one: it uses variables of both."""
 
     def __init__(self, like: Any) -> None:
         self.like = like
@@ -84,7 +84,7 @@ class Block:
         return [self.read(of(v)) for v in inner.outvars]
 
     def call(self, f: Callable[..., Any], operands: Sequence[Atom], at: Equation, **options: Any) -> list[Atom]:
-        """Add the equations of a function of arrays, in the place of an equation. Its options are hashable.
+        """Add the equations of a function of arrays instead of an equation. Its options are hashable.
 
         What takes the place of an op of ours has the name of the op in profiles.
         """

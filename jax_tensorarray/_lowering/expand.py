@@ -1,9 +1,13 @@
-"""Write out a program: what runs row ops elsewhere than in a `while` or a `cond` becomes the equations it stands for.
+"""Inline scans, calls and loops of this library, so that row ops appear only in `while`, `cond` and `shard_map`.
 
-A scan, a loop of this library and a primitive of another one are what JAX would trace when it lowers them. A `jit` and
-what has derivatives of its own are their equations, and a `checkpoint` is a barrier and its equations. So the passes
-that follow see loops, branches and `shard_map` only, and an index is made of equations beside that of the op. A `jit`
-with options of its own stays too if the program is for several devices.
+    b, ys = scan[jaxpr=step length=50] b xs
+    # becomes
+    k, b, ys = while[cond_jaxpr={ k < 50 } body_jaxpr={ x = xs[k]; step; ys[k] = y; k + 1 }] xs 0 b empty
+
+Scans, loops of this library and primitives of others become what JAX would trace when it lowers them. A `jit`, and a
+function with derivatives of its own, become their equations; a `checkpoint` becomes a barrier and its equations. Then
+the equations that make an index are beside the op. A `jit` with options of its own stays if the program is for several
+devices.
 """
 
 import functools
@@ -68,7 +72,7 @@ class Expander:
         return self.done[id(jaxpr)][1]
 
     def equation(self, block: Block, eqn: Equation) -> None:
-        """Add an equation to a block, or what it stands for."""
+        """Add an equation to a block, or those that it is written out as."""
         params, name = eqn.params, eqn.primitive.name
         if name in kinds.PASSES_ON:
             block.rename(eqn.outvars, map(block.read, eqn.invars))
@@ -113,7 +117,7 @@ class Expander:
     def _inline(
         self, block: Block, jaxpr: Any, eqn: Equation, operands: Sequence[Atom] | None = None, name: str = ""
     ) -> None:
-        """Add the expanded equations of a closed jaxpr, in the place of an equation."""
+        """Add the expanded equations of a closed jaxpr instead of an equation."""
         given = [block.read(v) for v in (eqn.invars if operands is None else operands)]
         visit = functools.partial(self.equation, block)
         block.rename(eqn.outvars, block.inlined(_compat.taken_apart(jaxpr), given, eqn, visit, name))
@@ -136,7 +140,7 @@ class Expander:
         return None if found is None else functools.partial(found.traced, **eqn.params)
 
 
-#: What a scan stacks its results in begins as this. Numbers that may be indices begin as 0, which has bounds.
+#: The arrays in which a scan stacks results begin as this. Numbers that may be indices begin as 0, which has bounds.
 _EMPTY = ("empty", "empty2")
 
 

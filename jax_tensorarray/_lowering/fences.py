@@ -1,7 +1,7 @@
 """Remove the fences of inner loops: in a loop, the results of a loop with `max_steps` need not wait for its check.
 
 A check in a loop is either recorded, and raised after the outermost loop, or it is a call with an effect, which XLA
-keeps. A fence would be a call too, and then each update of that buffer in the outer loop would be a call.
+keeps. A fence is also a call, and because of it each update of that buffer in the outer loop would be a call.
 """
 
 from typing import Any

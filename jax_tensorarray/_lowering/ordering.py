@@ -1,14 +1,20 @@
-"""A pass that lets XLA update every buffer in place.
+"""Order reads before updates by data dependence, so that XLA updates every buffer in place.
 
-XLA copies a buffer before an in-place operation if a reader of the old value might run later. Readers that come
-earlier in the program, but that the update does not depend on, are such readers: nothing orders the two. This pass
-makes the order explicit. For each value with readers and one last owner (the equation that updates it in place, or the
-loop or the branches inside which that happens), the readers' results become operands of the owner, which ignores them,
-so that reading comes first by data dependence. An owner that is not one of our calls gets a fence in front: an in-place
-identity that takes those operands instead. A reader that follows its owner in the program but does not depend on it is
-moved in front of it. If what it is made of may not move, the owner is moved after it.
+    row = ta_read[...] b i
+    after = ta_write[...] b j x
+    # becomes
+    row = ta_read[...] b i
+    after = ta_write[waits=1 ...] b j x row              # an operand that the write ignores
 
-What XLA would fuse with a reader of a whole buffer reads that buffer as well, so the owner waits for all of it.
+XLA copies a buffer before an in-place operation if a reader of the old value might run later. It does not see that a
+reader comes earlier in the program, unless the update depends on it (an anti-dependence). So this pass makes the
+order explicit. The owner of a value is the last equation that updates it in place, or the loop or the conditional that
+does so inside. The results of the readers become operands of the owner. An owner that is not one of our calls gets a
+fence in front: an in-place identity that takes those operands instead. A reader that follows its owner in the program
+but does not depend on it is moved in front of it. If the equations that the reader needs may not move, the owner is
+moved after it.
+
+An operation that XLA would fuse with a reader of a whole buffer reads that buffer, too, so the owner waits for it.
 """
 
 import operator
@@ -71,8 +77,8 @@ class _Orderer:
         for value, candidates in owning.items():
             held = (k < block.end and ownership.holds(block.eqns[k], n) for k, n in uses[value])
             if num_bytes(value) < _gates.ORDERED_BYTES and not any(held):
-                continue  # and no call of ours has it as its buffer
-            # Of several owners the last may have the buffer itself; the others copy it, as their meaning demands.
+                continue  # it is small, and no call of ours has it as its buffer
+            # The last of several owners may have the buffer itself. The others have to copy it anyway.
             owner = block.last(candidates)
             readers = []
             for k in sorted({k for k, _ in uses[value]} - candidates - {block.end}):
@@ -81,7 +87,7 @@ class _Orderer:
                 if may_move(together):
                     block.move_before(together, owner)
                 elif self.barriers_hold and owner not in together and _sink(block, owner, block.last(group), owning):
-                    pass  # all that XLA may fuse with the reader comes before the owner
+                    pass  # the owner was moved after everything that XLA may fuse with the reader
                 elif block.rank[k] > since:
                     moved = block.ancestors(k, since)
                     if may_move(moved):
@@ -130,7 +136,7 @@ class _Orderer:
 
 
 class _Block:
-    """The equations of one jaxpr in their current order; what comes last is the end, where results leave."""
+    """The equations of one jaxpr in their current order, and after them the end, where results leave."""
 
     def __init__(self, scope: Scope, barriers_hold: bool) -> None:
         self.scope, self.eqns, self.barriers_hold = scope, list(scope.jaxpr.eqns), barriers_hold
@@ -183,7 +189,7 @@ class _Block:
     def used_after(self, owner: int, result: Any, limit: float) -> Any:
         """Return a result, or what is made of it, that is used by the owner or after it.
 
-        What passes a barrier and is not used then does not wait: XLA removes it from the barrier.
+        XLA removes from a barrier what is not used after it, and that does not wait.
         """
         values, found = [result], {result}
         for value in values:
@@ -217,7 +223,7 @@ class _Block:
         results = _results(eqn)
         if is_fused(eqn) and num_bytes(buffer) >= _gates.ORDERED_BYTES_OF_ALL:
             return self.fused_with(owner, reader, buffer)
-        # What a read of ours gives passes a barrier of its own.
+        # The rows of a read of ours pass a barrier of their own.
         results = [x for x in results if num_bytes(x) <= limit]
         return results if jaxprs.is_of_ours(eqn) else [self.used_after(owner, x, limit) for x in results]
 

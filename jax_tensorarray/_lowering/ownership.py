@@ -1,4 +1,4 @@
-"""Which equation updates a value in place, or gets it as its buffer: also inside loops and branches."""
+"""Which equation updates a value in place (its owner), or gets it as its buffer: also inside loops and branches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from jax_tensorarray._lowering.aliases import aliased
 from jax_tensorarray._ops.primitive import CALLED, ROW_OPS
 from jax_tensorarray._types import Equation
 
-#: What answers whether an equation has some relation to its operand of a number.
+#: A function of an equation and the number of an operand: whether the two have some relation.
 Relation = Callable[[Equation, int], bool]
 
 

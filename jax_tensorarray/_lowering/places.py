@@ -1,7 +1,8 @@
-"""Where an op stands in the user's source, which index errors say at their end: `... of size 4 (train.py:12)`.
+"""The line of the user's source that an op is on, for index errors: `... of size 4 (train.py:12)`.
 
-Of the path they have the name of the file only. Attributes are part of what JAX's persistent compilation cache knows a
-program by, and folders differ between machines, and for cells of notebooks between processes.
+Of the path, errors have only the name of the file. The line is an attribute of the call, and JAX's persistent
+compilation cache finds programs by their attributes. Folders differ between machines, and for cells of notebooks
+between processes.
 """
 
 import os

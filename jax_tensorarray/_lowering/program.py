@@ -1,4 +1,4 @@
-"""The passes over the jaxpr of a program, in their order."""
+"""The table of passes over the jaxpr of a program, in their order, and the targets that each of them is for."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from jax_tensorarray._ops.calls import WITHOUT_KERNELS
 
 
 class Target(NamedTuple):
-    """What is known of where a program runs."""
+    """The platform and the devices that a program is lowered for, as far as they are known."""
 
     #: The only platform. How XLA treats barriers and slices is known for the installed version only.
     platform: str | None
@@ -44,7 +44,7 @@ class Target(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What is done to a program, and for which targets."""
+    """A pass over a program, and the targets that it is for."""
 
     name: str  #: of its file
     run: Callable[[Any, Target], Any]
@@ -119,7 +119,7 @@ def rewritten(
     try:
         return [after for _, after in steps(jaxpr, target)][-1]
     except Exception as error:
-        from jax_tensorarray._in_place import strictness  # which uses this module
+        from jax_tensorarray._in_place import strictness  # it uses this module
 
         return _faults.instead(error, lambda: jaxpr, strict=strictness.is_marked(jaxpr))
 
@@ -127,7 +127,7 @@ def rewritten(
 def target_of(
     platforms: Sequence[str], is_compiled_next: bool, divided: bool = False, shardings: Sequence[Any] | None = None
 ) -> Target:
-    """Return what is known of where a program runs that is called here."""
+    """Return the target of a program that is called here."""
     platform = platforms[0] if len(platforms) == 1 else None
     if platform not in WITHOUT_KERNELS and (divided or not is_compiled_next):
         platform = None

@@ -1,10 +1,14 @@
-"""Indices out of range as data: a loop carries a record of the first one, and a call after the loop raises it.
+"""Check indices in loops by a sticky error code: the loop carries the first index out of range, a call after it raises.
 
-A call of a kernel raises where it is, and takes ten times as long as a slice of one row. So in a loop an op has its
-index checked by arithmetic of XLA's own: the first that is out of range becomes the record, which is the op and the
-index. An index that does not fit into an int32 is recorded as the nearest int32. The result of the op does not matter
-then, and a loop that counts its steps runs to its end. Any other loop goes on only while the record is empty, since it
-may be waiting because of a row that was not there.
+    row = ta_read[...] b i
+    # becomes, in a loop that carries `code`
+    code = where((code == 0) & ((i < 0) | (i >= n)), (number of the op, i), code)
+    row = ta_read[checked="recorded" ...] b i
+
+A call of a kernel raises where it is, and takes ten times as long as a slice of one row. The check is arithmetic of
+XLA's own instead, and an index that does not fit into an int32 is recorded as the nearest int32. The result of the op
+does not matter after an error, and a loop that counts its steps runs to its end. Any other loop goes on only while the
+record is empty, since it may be waiting because of a row that was not there.
 
 The record passes through loops and branches, and the program has it raised after each of them. The call that raises it
 knows the name, the place and the number of rows of each op.

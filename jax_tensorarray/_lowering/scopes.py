@@ -1,4 +1,4 @@
-"""Read a program that is written out: what makes a value, and what an argument of a loop or a branch stands for."""
+"""Use-def chains of an expanded program: the maker of a value, and the outer value that an argument is bound to."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -72,7 +72,7 @@ class Scope:
         return self.role in ("condition", "body") or (self.outer is not None and self.outer.is_in_loop)
 
     def operand(self, atom: Atom) -> Atom | None:
-        """Return what an argument always is: the operand of the equation around, in the scope around."""
+        """Return the outer value that an argument is bound to, None if it varies, as a carry does."""
         number = None if isinstance(atom, Literal) else self.numbers.get(atom)
         if number is None or self.outer is None:
             return None

@@ -1,4 +1,4 @@
-"""The slices, gathers and scatters of XLA's own that row ops become, as functions of arrays.
+"""Functions of arrays that do what a row op does by slices, gathers and scatters of XLA's own.
 
 `choice` chooses the ops and says how each becomes one of these. If an op reads and updates a buffer, its function keeps
 the read before the update. `slices.Rewriter` does so between ops.

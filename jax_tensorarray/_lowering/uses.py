@@ -1,4 +1,6 @@
-"""Find the row ops that need no order: what is read of a buffer is for its next update only, or there is none.
+"""Find row ops that need no order: reads that feed only the next update of the buffer, or there is no update.
+
+    after = ta_write(b, j, jnp.sin(ta_read(b, i)))
 
 XLA cannot read after an update what the update is made of. So nothing has to be put between the two, neither a barrier
 nor a branch, and XLA may fuse them.
