@@ -1,4 +1,13 @@
-"""Loops of other kinds as a `while_loop` that counts its steps: a scan, and a `ta_count`."""
+"""Lower other loops to a `ta_while` that counts its steps: a scan, and a `ta_count`.
+
+    carry, ys = lax.scan(f, carry, xs)
+    # becomes the loop of
+    for k in range(length):
+        carry, y = f(carry, ta_read(xs, k))
+        ys = ta_write(ys, k, y)
+
+A reverse loop counts down.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The strategies of `residuals="undo"` and "auto": what each step would keep decides."""
+"""The strategies "auto" and "undo": the residuals of one step decide between a tape, an undo log, and checkpoints."""
 
 import math
 from collections.abc import Callable
@@ -167,7 +167,7 @@ class Checkpoints(Auto):
 
 @dataclass(frozen=True)
 class _Planned(Strategy):
-    """What `Auto` has chosen instead of a tape. Derivatives of the loop choose for themselves, as `then` says."""
+    """The choice of `Auto` instead of a tape. Derivatives of the loop choose for themselves, as `then` says."""
 
     plan: Plan
     then: Strategy

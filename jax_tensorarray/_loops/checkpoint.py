@@ -1,4 +1,4 @@
-"""Binomial checkpointing: the loop is run on from a few carries, as often as it must."""
+"""Binomial checkpointing (Revolve): store a few carries, and run the loop again from these, as often as it must."""
 
 import functools
 import math

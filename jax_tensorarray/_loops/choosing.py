@@ -1,8 +1,8 @@
-"""A scan of JAX that chooses what it keeps when it is differentiated.
+"""A scan of JAX that chooses its residuals when it is differentiated.
 
-Until then it is the same scan. JAX would keep, for every step, all of a buffer that is read as a whole and written by
-rows; then it becomes a loop that undoes its steps, or starts from checkpoints, instead. JAX would also keep every large
-index; if most of what is kept can be computed again from less, it becomes a loop with a tape of that.
+Until then it is the same scan. If JAX would keep, for every step, all of a buffer that is read as a whole and written
+by rows, the scan becomes a loop that undoes its steps or starts from checkpoints. JAX would also keep every large
+index. If most residuals can be recomputed from less, the scan becomes a loop with a tape of that.
 """
 
 from collections.abc import Callable, Sequence

@@ -24,7 +24,7 @@ from jax_tensorarray._jaxprs.registry import reached
 from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.host import is_on_host, ta_host_read, ta_host_read_p, zeros
 from jax_tensorarray._loops.linearize import Linearized
-from jax_tensorarray._loops.rules import Part, with_batch_axis
+from jax_tensorarray._loops.rules import Pruned, with_batch_axis
 from jax_tensorarray._loops.tapes import (
     TapeType,
     avals_of,
@@ -234,14 +234,14 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, body: Any, option
     return outs, merge(dots, nonzero.nonzero_carry, zero_tangents(outs))
 
 
-def _part_for(used: Sequence[bool], num_operands: int, body: Any, options: CountOptions) -> Part:
+def _pruned_for(used: Sequence[bool], num_operands: int, body: Any, options: CountOptions) -> Pruned:
     """Return the loop of the carries that the flagged ones depend on."""
     live = jaxprs.read_for(body, used)
     consts, carry = live[1 : 1 + options.num_consts], live[1 + options.num_consts :]
     body, _ = jaxprs.part_of(body, tuple(carry), (True, *consts, *carry))
     n = len(carry) - len(options.tapes)
     fewer = replace(options, num_consts=sum(consts), tapes=tuple(flagged(options.tapes, carry[n:])))
-    return Part([True, *consts, *carry[:n]], carry, {"body": body, "options": fewer}, body.effects)
+    return Pruned([True, *consts, *carry[:n]], carry, {"body": body, "options": fewer}, body.effects)
 
 
 def _transpose(cts: Sequence[Any], *operands: Any, body: Any, options: CountOptions) -> Any:
@@ -298,11 +298,11 @@ def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, body: 
 
 
 def _bodies(params: dict[str, Any]) -> list[registry.Body]:
-    body = params["body"]  # the number of a step is given in place of the number of steps
+    body = params["body"]  # it takes the number of a step; the operand is the number of steps
     return [registry.Body(body, 0, 0, 1 + params["options"].num_consts, len(body.out_avals))]
 
 
-def _masked(masked: masking.Masked, eqn: Equation, operands: list[masking.MaskedValue]) -> list[masking.MaskedValue]:
+def _masked(masked: masking.Masker, eqn: Equation, operands: list[masking.MaskedValue]) -> list[masking.MaskedValue]:
     steps, *rest = operands
     outs = ta_count_p.bind(jnp.where(masked.active, steps.array, 0), *(x.array for x in rest), **eqn.params)
     return masking.results_of_loop(outs, eqn.params["options"].split(operands)[2])
@@ -310,13 +310,13 @@ def _masked(masked: masking.Masked, eqn: Equation, operands: list[masking.Masked
 
 _compat.lowers_its_bodies(ta_count_p)
 _compat.asks_policies(ta_count_p)
-pe.dce_rules[ta_count_p] = rules.without_unused(_part_for)
+pe.dce_rules[ta_count_p] = rules.without_unused(_pruned_for)
 pe.partial_eval_jaxpr_custom_rules[ta_count_p] = rules.partial_eval_in_checkpoint
 _compat.checked_as(ta_count_p, _run)
 ta_count_p.def_impl(functools.partial(run_alone, ta_count_p))
 ta_count_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_count_p, mlir.lower_fun(_run, multiple_results=True))
-rules.register(ta_count_p, jvp=_jvp, transpose=rules.transpose_of_part(_part_for, _transpose), batch=_batch)
+rules.register(ta_count_p, jvp=_jvp, transpose=rules.transpose_of_pruned(_pruned_for, _transpose), batch=_batch)
 registry.ENTRIES[ta_count_p.name] = registry.Entry("loop", _bodies)
 linearize.TAPES[ta_count_p] = lambda eqn: (
     linearize.tapes_among(eqn.outvars, eqn.params["options"].tapes),

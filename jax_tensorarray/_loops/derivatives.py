@@ -1,7 +1,7 @@
-"""The derivatives of `ta_while`. The tangents are a loop of their own, which is linear and whose trip count is known.
+"""The derivatives of `ta_while`: the tangents are a linear loop of their own, whose trip count is known by then.
 
 So every loop with `max_steps` can be transposed: the loop of the tangents is a `ta_count`, which reads the residuals of
-each step from tapes, or a `ta_replay`, which finds the steps again. Without `max_steps` primals and tangents are one
+each step from tapes, or a `ta_replay`, which reconstructs the steps. Without `max_steps` primals and tangents are one
 loop, in forward mode only.
 """
 
@@ -42,7 +42,7 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: 
         outs = results(*loop.run())
         return outs, zero_tangents(outs)
     if not taped(options.max_steps):
-        # What `reached` finds may be too much, and then it is the reverse mode of something.
+        # `reached` may flag too many. Then this would be the reverse mode of a loop that has none.
         nonzero = nonzero_tangents(body, of_consts, of_carry, jaxprs.nonzero_outputs)
         outs, steps, dots = _joint_jvp(loop, nonzero)
     elif options.strategy.tapes:

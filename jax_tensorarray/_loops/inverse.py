@@ -1,4 +1,4 @@
-"""The carry before a step, from the carry after it, by an inverse of the body that the user gives."""
+"""Reverse mode by an inverse of the body, which the user gives: the carry before a step, from the carry after it."""
 
 import functools
 from collections.abc import Callable, Sequence

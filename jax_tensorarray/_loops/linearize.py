@@ -1,8 +1,8 @@
-"""The derivative of one step of a loop, and what has to be kept of the step for it.
+"""Partial evaluation of one step of a loop: its linear part, and the residuals that the tape has to keep for it.
 
-`jax.linearize` needs values that the step computed, its residuals. A tape keeps the ones that differ from step to step.
-Values that all steps share are computed once. A broadcast of a smaller value is made again, and so are an index and a
-mask that are computed from less: `t - lags` is, from `t`.
+`jax.linearize` says which values the linear part needs. The tape keeps those that differ from step to step. Values that
+all steps share are computed once. Values that less is enough for are recomputed: a broadcast, and an index or a mask
+that is computed from a smaller one, such as `t - lags` from `t`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,33 +27,33 @@ from jax_tensorarray.checkpoint_policies import save_reads
 Array = jax.Array
 
 
-class Taped(NamedTuple):
-    """A value that differs from step to step, by its number on the tapes."""
+class FromTape(NamedTuple):
+    """A value that differs from step to step: its number among the tapes."""
 
     number: int
 
 
-class Shared(NamedTuple):
-    """A value that is the same in every step, by its number among the shared values."""
+class FromShared(NamedTuple):
+    """A value that is the same in every step: its number among the shared values."""
 
     number: int
 
 
-class Literal(NamedTuple):
+class Constant(NamedTuple):
     """A literal of the program."""
 
     value: Any
 
 
-class Made(NamedTuple):
-    """A value that is computed again from less, by its equation."""
+class Recomputed(NamedTuple):
+    """A value that is recomputed from less: its equation."""
 
     eqn: Equation
     operands: "tuple[Source, ...]"
 
 
 #: Where a residual comes from.
-Source = Taped | Shared | Literal | Made
+Source = FromTape | FromShared | Constant | Recomputed
 
 #: Operations on integers and bools that take no longer than to read their result from memory. None is a reduction.
 _CHEAP = kinds.CHEAP.union(
@@ -89,13 +89,13 @@ class Linearized:
 
         def value(source: Source) -> Array:
             match source:
-                case Taped(n):
+                case FromTape(n):
                     return taped[n]
-                case Shared(n):
+                case FromShared(n):
                     return shared[n]
-                case Literal(x):
+                case Constant(x):
                     return x
-                case Made(eqn, operands):
+                case Recomputed(eqn, operands):
                     if id(eqn) not in made:
                         (made[id(eqn)],) = jaxprs.bind(eqn, list(map(value, operands)))
                     return made[id(eqn)]
@@ -124,8 +124,8 @@ class Linearized:
 
     @property
     def makes_most_again(self) -> bool:
-        """Return whether most of what differs from step to step is made again: JAX would keep all of it."""
-        made = {id(s.eqn): t for s, t in zip(self.sources, self.residuals, strict=True) if isinstance(s, Made)}
+        """Return whether most of what differs from step to step is recomputed. JAX would keep all of it."""
+        made = {id(s.eqn): t for s, t in zip(self.sources, self.residuals, strict=True) if isinstance(s, Recomputed)}
         return bytes_of(made.values()) > max(_gates.MADE_AGAIN * bytes_of(self.taped), _gates.LOGGED_BYTES)
 
     def tangents_for(self, carry: Sequence[bool]) -> list[bool]:
@@ -198,8 +198,7 @@ TAPES: dict[Primitive, Callable[[Any], tuple[Sequence[Var], Any]]] = {}
 
 
 def tapes_among(outs: Sequence[Var], tapes: Sequence[tuple[Any, int]]) -> list[Var]:
-    """Return the tapes without batch axes among the results of a loop that has `tapes` as its last carries."""
-    # A tape with batch axes has its steps after them.
+    """Return the tapes among the last results of a loop whose first axis is the steps: those without batch axes."""
     pairs = zip(outs[len(outs) - len(tapes) :], tapes, strict=True)
     return [v for v, (_, batch_dims) in pairs if not batch_dims]
 
@@ -223,14 +222,14 @@ class Sources:
     def of(self, v: Any) -> Any:
         v = self._same(v)
         if isinstance(v, jex.Literal):
-            return Literal(v.val)
+            return Constant(v.val)
         eqn = self.uses.maker(v)
         is_repeated = eqn is not None and eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
         if is_repeated or (v not in self.unchanging and self._is_made_of_less(v)):
-            return Made(eqn, tuple(map(self.of, eqn.invars)))
+            return Recomputed(eqn, tuple(map(self.of, eqn.invars)))
         if v in self.unchanging:
-            return Shared(self.shared.setdefault(v, len(self.shared)))
-        return Taped(self.taped.setdefault(v, len(self.taped)))
+            return FromShared(self.shared.setdefault(v, len(self.shared)))
+        return FromTape(self.taped.setdefault(v, len(self.taped)))
 
     def _same(self, v: Any) -> Any:
         """Return the variable that has had this value first, or the literal."""

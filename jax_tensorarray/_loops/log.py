@@ -1,9 +1,13 @@
-"""The log of a step: the rows that it overwrites in the buffers of the carry, to be put back.
+"""The undo log of a step: the rows that it overwrites in the buffers of the carry.
+
+    b = ta_write(b, i, x)
+    # becomes
+    b, old = ta_swap(b, i, x)             # `old` and `i` are an entry of the log
+    b = ta_write(b, i, old)               # undoes the step, later
 
 A buffer of the carry is followed through the jaxpr of a step, into branches and inner loops too. Each equation that
-updates rows of it makes a newer version, and an entry of the log: the rows that were there before. A conditional logs a
-slot for each branch; slots of branches not taken are masked. An inner loop logs its entries of every step on a tape of
-its own.
+updates rows of it makes a newer version, and an entry of the log. A conditional logs a slot for each branch; slots of
+branches not taken are masked. An inner loop logs its entries of every step on a tape of its own.
 """
 
 import functools
@@ -39,18 +43,18 @@ Array = jax.Array
 
 
 class BufferVersion(NamedTuple):
-    """What is known of an array: the input that it is a version of, and the entries of the log that lead to it."""
+    """The version of an input that an array is, by the entries of the log that lead to it."""
 
     root: int
     since: tuple[int, ...] = ()
-    #: Whether a branch gives another array, which nobody reads: JAX fills the residuals of the other branches.
+    #: Whether some branch returns a dummy instead: JAX fills residuals of branches not taken. Nobody reads it.
     has_holes: bool = False
 
     def after(self, *entries: int) -> "BufferVersion":
         return self._replace(since=(*self.since, *entries))
 
 
-#: An array that fills a place, as JAX gives one for each residual of the branches that are not taken.
+#: A dummy, as JAX returns one for each residual of the branches that are not taken.
 _HOLE = BufferVersion(-1)
 
 #: Puts rows back into a newer version of a buffer; with a bool, only if it is true.
@@ -287,7 +291,7 @@ class Log:
 
 
 def _fills(eqn: Equation, held: Sequence[BufferVersion | None]) -> bool:
-    """Return whether an equation makes an array that only fills a place."""
+    """Return whether an equation makes a dummy."""
     if eqn.primitive.name.startswith("empty"):
         return True
     if eqn.primitive is not lax.broadcast_in_dim_p:

@@ -1,8 +1,11 @@
-"""One step of a loop body for an example that may have finished: it keeps its carry, and writes no row.
+"""Predication of a step of a loop, for an example that may have finished: it keeps its carry, and writes no row.
 
-A finished example is one for which `active` is False. What it computes does not matter, since its carry is selected;
-but a select between two buffers touches all of their rows. So a buffer of the carry is followed through the body: as
-long as each of its versions comes from the one before by row ops, these are told to skip the finished examples.
+    b = lax.select(active, ta_write(b, i, x), b)             # touches all rows
+    # becomes
+    b = ta_write(b, i, x, where=active)
+
+The values that a finished example computes do not matter, since its carry is selected. So a buffer of the carry is
+followed through the body: as long as each of its versions comes from the one before by row ops, these get the mask.
 """
 
 import contextlib
@@ -40,7 +43,7 @@ def step_of_active(
         MaskedValue(x, None if k < len(consts) else k - len(consts), is_batched, True)
         for k, (x, is_batched) in enumerate(zip([*consts, *carry], batched, strict=True))
     ]
-    outs = Masked(active).evaluate(body, inputs)
+    outs = Masker(active).evaluate(body, inputs)
     return [
         out.array if out.carry == k else lax.select(active, out.array, old)
         for k, (out, old) in enumerate(zip(outs, carry, strict=True))
@@ -62,7 +65,7 @@ def batched_body(
     """
     batched = [*consts_batched, *carry_batched]
     call, num_consts = jaxprs.function(body), len(consts_batched)
-    leading = list(body.in_avals)[: len(body.in_avals) - len(batched)]  # which examples of outer batches are active
+    leading = list(body.in_avals)[: len(body.in_avals) - len(batched)]  # flags of active examples of outer batches
     if not pred_batched:
         step = axis.vmap(call, [*[None] * len(leading), *axes(batched)], axes(carry_batched))
         return jax.make_jaxpr(step)(*leading, *types)
@@ -78,7 +81,7 @@ def batched_body(
 def every_branch(branches: Sequence[Any], index: Array, operands: Sequence[Array]) -> list[Array]:
     """Return the results of the branch of that index, where `jax.vmap` takes all examples through all branches."""
     inputs = [MaskedValue(x, k, True, True) for k, x in enumerate(operands)]
-    return [x.array for x in Masked(np.True_).all_branches(branches, index, inputs)]
+    return [x.array for x in Masker(np.True_).all_branches(branches, index, inputs)]
 
 
 class MaskedValue(NamedTuple):
@@ -91,7 +94,7 @@ class MaskedValue(NamedTuple):
     is_linear: bool = False  #: whether it is the tangent of one
 
 
-class Masked:
+class Masker:
     """Evaluates jaxprs without touching a row unless `active`."""
 
     def __init__(self, active: Array | np.bool) -> None:
@@ -179,7 +182,7 @@ class Masked:
         index = jnp.clip(index, 0, len(branches) - 1)
         results: list[list[MaskedValue]] = []
         for b, branch in enumerate(branches):
-            outs = Masked(self.active & (index == b)).evaluate(branch, operands)
+            outs = Masker(self.active & (index == b)).evaluate(branch, operands)
             results.append(outs)
             if b == 0:
                 slots = self.slots(outs, branches[1:], operands)
@@ -230,7 +233,7 @@ class _MaskedSteps(registry.Change):
         self.carries: list[int | None] = []  #: which carries the results are versions of
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
-        outs = Masked(self.active).evaluate(jaxpr, _with_arrays(self.inputs, args))
+        outs = Masker(self.active).evaluate(jaxpr, _with_arrays(self.inputs, args))
         self.carries = [x.carry for x in outs]
         return [x.array for x in outs]
 
@@ -251,7 +254,7 @@ class _Masking(registry.Change):
 
     def body(self, jaxpr: Jaxpr, *operands: Array) -> list[Array]:
         active, *args = operands
-        outs = Masked(active).evaluate(jaxpr, _with_arrays(self.like, args))
+        outs = Masker(active).evaluate(jaxpr, _with_arrays(self.like, args))
         self.found.append(_with_arrays(outs, [jax.typeof(x.array) for x in outs]))
         return [x.array for x in outs]
 
@@ -313,7 +316,7 @@ def _evaluated(
 ) -> tuple[list[MaskedValue], Any]:
     """Return the leaves of `f(*args)`, masked, and the tree of them. `inputs` are the leaves of its arguments."""
     jaxpr, shape = jax.make_jaxpr(f, return_shape=True)(*args)
-    return Masked(active).evaluate(jaxpr, inputs), jax.tree.structure(shape)
+    return Masker(active).evaluate(jaxpr, inputs), jax.tree.structure(shape)
 
 
 def _kept(active: Array, x: MaskedValue, carry: int | None, old: dict[int | None, Array]) -> Array:
@@ -351,5 +354,5 @@ def _select(index: Array, choices: Sequence[Array]) -> Array:
     return functools.reduce(lambda out, k: jnp.where(index == k, choices[k], out), cases, choices[-1])
 
 
-#: How loops pass the buffers on, each by a function of a `Masked`, an equation and its operands. Ours add their own.
-LOOPS: dict[str, Callable[[Masked, Any, list[MaskedValue]], list[MaskedValue]]] = {"scan": Masked.scan}
+#: How loops pass the buffers on, each by a function of a `Masker`, an equation and its operands. Ours add their own.
+LOOPS: dict[str, Callable[[Masker, Any, list[MaskedValue]], list[MaskedValue]]] = {"scan": Masker.scan}

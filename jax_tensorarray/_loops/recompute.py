@@ -1,4 +1,4 @@
-"""Recomputing a step: its derivative is computed from its operands."""
+"""Rematerialization of a step: its derivative is computed from the carry before it and the rows that it read."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""A loop that records values of every step on tapes."""
+"""Run a `ta_while` that also writes the residuals of every step to tapes."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """`ta_replay`: the tangents of a loop that kept no tape. Its transpose visits the steps again, last to first.
 
-The strategy says how a step is found again: by inverting the one after it, by running on from a checkpoint, or by
+The strategy says how a step is reconstructed: by inverting the step after it, by running on from a checkpoint, or by
 undoing the writes of the steps after it.
 """
 
@@ -24,7 +24,7 @@ from jax_tensorarray._loops import masking, rules
 from jax_tensorarray._loops.count import count, counter
 from jax_tensorarray._loops.linearize import linearize
 from jax_tensorarray._loops.part import ta_write_part_p
-from jax_tensorarray._loops.rules import Part, with_batch_axis
+from jax_tensorarray._loops.rules import Pruned, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._ops.clear import ta_clear_p
@@ -112,7 +112,7 @@ class Replay:
 
 @_compat.cached
 def primal_body(body: Any, nonzero: Sequence[bool]) -> Any:
-    """Return a body as `jax.linearize` runs it in the flagged inputs, its last: with the first rules of `custom_vjp`s.
+    """Return a body as `jax.linearize` runs it, by the forward rules of `custom_vjp`s. Flags are for its last inputs.
 
     A function with such rules cannot be differentiated in forward mode, but its derivative in reverse mode can.
     """
@@ -135,7 +135,7 @@ ta_replay_p = Primitive("ta_replay")
 ta_replay_p.multiple_results = True
 
 # Operands: steps, *consts, *init, *extra, *const_tangents, *carry_tangents. Results: tangents of the carry at the end.
-# `extra` is what else the strategy needs.
+# `extra` are the further operands that the strategy needs.
 
 
 def bind(operands: Sequence[Any], loop: Replay, strategy: Strategy) -> list[Array]:
@@ -191,18 +191,18 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> An
     return jaxprs.jvp_of_some(functools.partial(_run, **params), primals, nonzero, flagged(tangents, nonzero))
 
 
-def _part_for(used: Sequence[bool], num_operands: int, *, strategy: Strategy, **params: Any) -> Part:
+def _pruned_for(used: Sequence[bool], num_operands: int, *, strategy: Strategy, **params: Any) -> Pruned:
     """Return the loop of the tangents that those of the flagged carries depend on."""
     loop = Replay(**params)
     known, num_dots = num_operands - sum(loop.nonzero), sum(loop.nonzero_consts)
     if all(used):
-        return Part([True] * num_operands, list(used), {**params, "strategy": strategy}, loop.body.effects)
+        return Pruned([True] * num_operands, list(used), {**params, "strategy": strategy}, loop.body.effects)
     tangents = linearize(loop.body, loop.nonzero_consts, loop.nonzero_carry).tangents_for(used)
     smaller = replace(loop, nonzero=tuple(merge(tangents, loop.nonzero, [False] * len(loop.nonzero))))
     _, _, _, extra, _, _ = _split([True] * num_operands, loop)
     strategy, extra = strategy.with_tangents(tangents[:num_dots], tangents[num_dots:], extra)
     operands = [*[True] * (known - len(extra)), *extra, *tangents]
-    return Part(operands, tangents[num_dots:], {**vars(smaller), "strategy": strategy}, loop.body.effects)
+    return Pruned(operands, tangents[num_dots:], {**vars(smaller), "strategy": strategy}, loop.body.effects)
 
 
 def _transpose(cts: Sequence[Any], *operands: Any, strategy: Strategy, **params: Any) -> Any:
@@ -247,10 +247,10 @@ _compat.lowers_its_bodies(ta_replay_p)
 _compat.checked_as(ta_replay_p, _run)
 ta_replay_p.def_impl(functools.partial(run_alone, ta_replay_p))
 ta_replay_p.def_effectful_abstract_eval(_abstract_eval)
-pe.dce_rules[ta_replay_p] = rules.without_unused(_part_for)
+pe.dce_rules[ta_replay_p] = rules.without_unused(_pruned_for)
 mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))
 registry.ENTRIES[ta_replay_p.name] = registry.Entry("rules", lambda params: [registry.Body(params["body"])])
-rules.register(ta_replay_p, jvp=_jvp, transpose=rules.transpose_of_part(_part_for, _transpose), batch=_batch)
+rules.register(ta_replay_p, jvp=_jvp, transpose=rules.transpose_of_pruned(_pruned_for, _transpose), batch=_batch)
 
 
 def live_carries(body: Any) -> list[bool]:
@@ -265,7 +265,7 @@ def live_carries(body: Any) -> list[bool]:
                 return False
             v = of_v[0].eqn.outvars[0]
             of_v = uses.of(v)
-        return len(of_v) == 1  # as this output
+        return len(of_v) == 1  # its only use is this output
 
     pairs = zip(inner.invars[len(inner.invars) - len(inner.outvars) :], inner.outvars, strict=True)
     return [not (v.aval.ndim and only_written(v, out)) for v, out in pairs]

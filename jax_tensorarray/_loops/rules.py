@@ -30,7 +30,7 @@ def with_batch_axis(xs: Sequence[Array], batched: Sequence[bool], wanted: Sequen
     ]
 
 
-class Part(NamedTuple):
+class Pruned(NamedTuple):
     """A loop with fewer operands and results: which ones it has, its parameters and its effects."""
 
     operands: list[bool]
@@ -39,37 +39,36 @@ class Part(NamedTuple):
     effects: Any
 
     def equation(self, eqn: Equation) -> Any:
-        """Return the equation of this part of the loop of an equation."""
+        """Return an equation of the whole loop with fewer operands and results."""
         invars, outvars = flagged(eqn.invars, self.operands), flagged(eqn.outvars, self.results)
         return eqn.replace(invars=invars, outvars=outvars, params=self.params, effects=self.effects)
 
 
-#: Maps which results of a loop are used, the number of its operands, and its parameters to the loop that gives these
-#: and what they depend on.
-PartFor = Callable[..., Part]
+#: Prunes a loop, given the flags of the results that are used, the number of its operands, and its parameters.
+PrunedFor = Callable[..., Pruned]
 
 
-def without_unused(part_for: PartFor) -> Callable[..., tuple[list[bool], Any]]:
+def without_unused(pruned_for: PrunedFor) -> Callable[..., tuple[list[bool], Any]]:
     """Return the rule for dead code elimination: it returns the flags of the operands left, and the equation."""
 
     def rule(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
         eqn = args[-1]  # in 0.12 it comes after flags for the live operands
         if not any(used) and not eqn.effects:
             return [False] * len(eqn.invars), None
-        part = part_for(used, len(eqn.invars), **eqn.params)
+        part = pruned_for(used, len(eqn.invars), **eqn.params)
         return part.operands, part.equation(eqn)
 
     return rule
 
 
-def transpose_of_part(part_for: PartFor, transpose: Callable[..., Any]) -> Callable[..., Any]:
+def transpose_of_pruned(pruned_for: PrunedFor, transpose: Callable[..., Any]) -> Callable[..., Any]:
     """Extend a transpose to results without cotangents, which it would take for zeros.
 
     No step of these is transposed: zero times infinity would be a NaN.
     """
 
     def rule(cts: Sequence[Any], *operands: Any, **params: Any) -> Any:
-        part = part_for([not is_zero(ct) for ct in cts], len(operands), **params)
+        part = pruned_for([not is_zero(ct) for ct in cts], len(operands), **params)
         found = transpose(flagged(cts, part.results), *flagged(operands, part.operands), **part.params)
         return merge(found, part.operands, [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands])
 

@@ -1,4 +1,4 @@
-"""The strategies of reverse mode: what each stores of the steps of a loop, to find them again.
+"""The strategies of reverse mode: which residuals each stores of the steps, and how it reconstructs a step from them.
 
 The tape is here. `checkpoint`, `inverse`, `recompute` and `undo` have one each, and `auto` has those that choose.
 """
@@ -20,7 +20,7 @@ Array = jax.Array
 
 
 class Strategy:
-    """A way to find steps again."""
+    """A way to reconstruct steps in reverse mode."""
 
     #: Whether a tape is kept after all, unless `instead_of` returns a better strategy.
     tapes = False
@@ -40,7 +40,7 @@ class Strategy:
         return self, body, consts
 
     def of_second(self) -> "Strategy":
-        """Return what this is, before `prepare`, for a loop that carries a bool and then the user's carry."""
+        """Return the strategy, before `prepare`, for a loop that carries a bool and then the user's carry."""
         return self
 
     def has_choice(self, keeps_much: Callable[[], bool]) -> bool:

@@ -1,7 +1,7 @@
-"""Tapes: buffers with a row for the residuals of each step of a loop.
+"""Tapes, as in reverse-mode automatic differentiation: buffers with a row for the residuals of each step of a loop.
 
 A loop carries its tapes, but they are not operands of it. They are given by their types, and made where the loop runs,
-so that nothing on the way there fills or copies them.
+so no equation on the way there fills or copies them.
 """
 
 from collections.abc import Sequence

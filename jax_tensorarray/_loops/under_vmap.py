@@ -1,8 +1,8 @@
 """`jax.vmap` of JAX's own `cond`, `switch` and `while_loop` if their predicates differ from example to example.
 
-JAX runs all branches, and the steps of finished examples, and selects between the results: of a buffer, all rows. Here
-rows are written only for the examples that take a branch or go on, so the results are the same and no buffer is
-selected. A conditional or loop without row ops, or with effects, is left to JAX.
+JAX runs all branches, and the steps of finished examples, and selects between the results: of a buffer, all rows. By
+`masking` we write rows only in the examples that take a branch or go on. The results are the same, and no buffer is
+selected. We leave to JAX a conditional or loop without row ops, or with effects.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def _has_batched_predicate(axis: Axis, batched: Sequence[bool], **params: Any) -
 
 
 def _is_ours(params: dict[str, Any]) -> bool:
-    """Return whether nothing is done inside than to compute and to communicate."""
+    """Return whether a loop or conditional has no effects inside but communication."""
     return "branches_platforms" not in params and all(map(_compat.only_communicates, jaxprs.jaxprs_in(params)))
 
 

@@ -1,12 +1,14 @@
-"""Undoing a step: its buffers are restored by putting back the rows that it overwrote.
+"""Undo steps of a loop: restore the buffers by putting back the rows that each step overwrote (see `log`).
 
-Of the residuals of a step, the versions of its buffers are there while its rows are put back, and cost nothing. Small
-ones are kept on a tape. Large ones are computed again from these, or kept if that takes too long.
+    b = ta_write(b, i, jnp.sin(ta_read(b, j)))          # a step; the log keeps its row `i` from before
+    # reverse mode, from the last step to the first; `ct` is the cotangent of `b`
+    b = ta_write(b, i, kept)
+    ct, row = ta_swap(ct, i, 0)
+    ct = ta_add(ct, j, row * jnp.cos(ta_read(b, j)))
 
-An example: for `b = ta_write(b, i, jnp.sin(ta_read(b, j)))` the log has one entry, row `i` of the version before, and
-that is kept, a row of each step. The gradient goes from the last step to the first. In each it writes the kept row at
-`i`, which makes the version before; reads row `j` of that, and computes the cosine again; and moves the cotangent of
-row `i`, times the cosine, to row `j`.
+While we restore the overwritten rows, every version of a buffer exists for a moment. So residuals that are such
+versions cost nothing. Small residuals are kept on a tape. Large ones are recomputed from the versions, or kept if that
+takes too long.
 """
 
 import math
@@ -43,7 +45,7 @@ Array = jax.Array
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What is kept of a step, and how the step is undone."""
+    """The values to keep of a step, and the function that undoes the step."""
 
     jaxpr: Jaxpr  #: maps what the body takes to what it gives, followed by what is kept
     num_outs: int
@@ -82,7 +84,7 @@ def plan(linear: Linearized, max_steps: int, *, keeps_costly: bool = True) -> Pl
 
 
 class _Planning:
-    """Finds out what to keep of a step."""
+    """Chooses the values to keep of a step."""
 
     def __init__(self, linear: Linearized, max_steps: int, keeps_costly: bool, keeps_small: bool = True) -> None:
         self.linear, self.keeps_costly, self.num_outs, self.max_steps = linear, keeps_costly, linear.num_outs, max_steps
@@ -120,7 +122,7 @@ class _Planning:
         outs = [next(rest) for _ in self.outs]
         self.body_outs, self.residuals = outs[:n], outs[n:]
         self.rows = [[next(rest) for _ in entry.rows] for entry in self.log.entries]
-        #: What variables are versions of. A value that only fills a place is a version for residuals alone.
+        #: The versions that variables are. A dummy is one for residuals only.
         self.versions: dict[Any, BufferVersion] = dict(
             zip(inner.invars[num_inputs - n :], map(BufferVersion, range(n)), strict=True)
         )
@@ -332,7 +334,7 @@ class _Planning:
                     version = self.version(eqn.outvars[n], is_residual=True)
                     if version is None:
                         values.setdefault(eqn.outvars[n], x)
-                    elif n in self.updated.get(k, ()):  # it was made in the place of the version before it
+                    elif n in self.updated.get(k, ()):  # it was made in the memory of the version before it
                         put_back(version.root, version.since, x)
             tangents = jax.tree.unflatten(self.linear.tree, list(map(value, self.residuals)))(*const_dots, *dots)
             return [*(versions[r, ()] for r in roots), *tangents]
@@ -529,7 +531,7 @@ class Rewind(Strategy):
             # A const that is returned too has a transpose that starts from its running cotangent: reads add in place.
             def linear(const_dots: list[Array], carry_dots: list[Array]) -> tuple[list[Array], list[Array]]:
                 outs = back(*active, k, *consts, *const_dots, *buffers, *carry_dots)
-                before.append(outs[:n])  # which do not depend on what is transposed
+                before.append(outs[:n])  # these do not depend on what is transposed
                 return const_dots, outs[n:]
 
             types = list(map(jax.typeof, cts))

@@ -19,7 +19,7 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import linearize, masking, rules
-from jax_tensorarray._loops.rules import Part, with_batch_axis
+from jax_tensorarray._loops.rules import Pruned, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
 from jax_tensorarray._ops.calls import TEXT
@@ -163,7 +163,7 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
         (active,) = predicate(*cond_consts, *carry)
         return active
 
-    if not counts and (not pred_batched or _is_evaluated_twice(cond)):  # as JAX's own loop
+    if not counts and (not pred_batched or _is_evaluated_twice(cond)):  # JAX's own loop does the same
 
         def step_of_all(carry: Sequence[Array]) -> list[Array]:
             return call(*([goes_on(carry)] if pred_batched else []), *body_consts, *carry)
@@ -255,7 +255,7 @@ def _is_evaluated_twice(cond: Any) -> bool:
 # transpose, but perhaps none is needed. As for JAX's own loop, the known results come from a loop of the known carries.
 
 
-def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> Part:
+def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> Pruned:
     """Return the loop of the carries flagged in `carry`, which has the tapes last, and of the consts in `operands`."""
     cond_consts, consts, _ = options.split(operands)
     n = len(carry) - len(options.tapes)
@@ -263,10 +263,10 @@ def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any,
     fewer = replace(options, cond_nconsts=sum(cond_consts), body_nconsts=sum(consts), tapes=tapes)
     params = {"cond": cond, "body": body, "options": fewer}
     results = [*carry, *[True] * options.counts]
-    return Part([*cond_consts, *consts, *carry[:n]], results, params, {*cond.effects, *body.effects})
+    return Pruned([*cond_consts, *consts, *carry[:n]], results, params, {*cond.effects, *body.effects})
 
 
-def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> Part | None:
+def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> Pruned | None:
     """Return the loop of what does not depend on unknown operands; None if its end does, or if it keeps no tape."""
     if not options.strategy.tapes:  # it refers to all of the carry
         return None
@@ -300,11 +300,11 @@ def _known_equation(unknown: Sequence[bool], eqn: Equation) -> tuple[Any, list[b
     return None if known is None else (known.equation(eqn), known.results)
 
 
-def _part_for(used: Sequence[bool], num_operands: int, cond: Any, body: Any, options: WhileOptions) -> Part:
+def _pruned_for(used: Sequence[bool], num_operands: int, cond: Any, body: Any, options: WhileOptions) -> Pruned:
     """Return the loop of the carries that the flagged results depend on, and its end. All of it if it keeps no tape."""
     if not options.strategy.tapes:
         params = {"cond": cond, "body": body, "options": options}
-        return Part([True] * num_operands, [True] * len(used), params, {*cond.effects, *body.effects})
+        return Pruned([True] * num_operands, [True] * len(used), params, {*cond.effects, *body.effects})
     a, m, first = options.cond_nconsts, options.body_nconsts, len(options.leading)
     _, read = jaxprs.part_of(cond, (True,))
     live = jaxprs.read_for(body, [x or y for x, y in zip(used[: len(read) - a], read[a:], strict=True)])
@@ -355,7 +355,7 @@ def _bodies(params: dict[str, Any]) -> list[registry.Body]:
 
 
 def _masked(
-    masked: masking.Masked, operands: list[masking.MaskedValue], cond: Any, body: Any, options: WhileOptions
+    masked: masking.Masker, operands: list[masking.MaskedValue], cond: Any, body: Any, options: WhileOptions
 ) -> list[masking.MaskedValue]:
     """Run a loop that takes no step unless `active`."""
     predicate = jaxprs.function(cond)
@@ -396,7 +396,7 @@ _compat.checked_as(ta_while_p, _run_checked)
 ta_while_p.def_impl(functools.partial(run_alone, ta_while_p))
 ta_while_p.def_effectful_abstract_eval(_abstract_eval)
 rules.register(ta_while_p, batch=_batch)
-pe.dce_rules[ta_while_p] = rules.without_unused(_part_for)
+pe.dce_rules[ta_while_p] = rules.without_unused(_pruned_for)
 pe.custom_partial_eval_rules[ta_while_p] = _partial_eval
 pe.partial_eval_jaxpr_custom_rules[ta_while_p] = functools.partial(
     rules.partial_eval_in_checkpoint, known_part=_known_equation

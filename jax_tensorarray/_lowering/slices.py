@@ -332,8 +332,8 @@ class _Rows:
 
     def _update(self, eqn: Equation, how: How) -> list[Atom]:
         _, index, value, *mask = operands_of(eqn)
-        # For each of several slices XLA would compute the values again that depend on rows of this buffer. So these pass
-        # a barrier before the first update, and so do all rows if nothing else waits for them.
+        # XLA would compute what depends on rows of this buffer again for each of several slices. So these values pass a
+        # barrier before the first update, and so do all rows if nothing else waits for them.
         several = not how.at_once and self.barriers_hold and _places(eqn, how) > 1
         needs_all = several and bool(eqn.params.get("unordered"))
         made = [value] if needs_all else []
