@@ -27,7 +27,7 @@ _MOVES_ROWS = {*UPDATES, *_READS, "conditional", "get-tuple-element", "tuple", "
 _NO_MATTER = SHARED | UPDATES | {"all-reduce-done", "convolution", "dot", "reduce", "sort"}
 
 
-class Finding(NamedTuple):
+class BufferOp(NamedTuple):
     """An operation on a whole buffer; `buffer` is the same for all versions of one.
 
     `at` are instructions that tell the line of Python, the best first. `swapped` means that the buffer changes its
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
     transposed: bool = False
 
 
-def findings(hlo: str) -> Iterator[Finding]:
+def findings(hlo: str) -> Iterator[BufferOp]:
     """Yield the operations of loop bodies that rewrite all of a buffer, or put it whole into another array."""
     return _Buffers(hlo).findings()
 
@@ -206,7 +206,7 @@ class _Buffers(Hlo):
 
     # --- what is done to them ---
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[BufferOp]:
         seen: set[str] = set()
         for body, loop in self.loops.items():
             (parameter,) = self._parameters(body)
@@ -225,7 +225,7 @@ class _Buffers(Hlo):
                             swapped = finding.swapped and not of_two
                             yield finding._replace(at=[*finding.at, loop], steps=steps, swapped=swapped, twice=of_two)
 
-    def _of(self, computation: str, i: Instruction, carried: set[Array], moving: set[Array]) -> Iterator[Finding]:
+    def _of(self, computation: str, i: Instruction, carried: set[Array], moving: set[Array]) -> Iterator[BufferOp]:
         if self._is_copy(i):
             source = self.buffers.find((computation, i.operands[0], 0))
             if {source, self.buffers.find((computation, i.name, 0))} & carried and not self._starts_a_loop(
@@ -234,18 +234,18 @@ class _Buffers(Hlo):
                 at = [*self._updates_of(computation, i), *self._maker(computation, i.operands[0]), i]
                 whole = self._whole_uses(computation, source)
                 turned = self._is_transposed(computation, i)
-                yield Finding("copy", i, i.arrays[0], source, at, source in moving, whole=whole, transposed=turned)
+                yield BufferOp("copy", i, i.arrays[0], source, at, source in moving, whole=whole, transposed=turned)
             return
         if self._is_broadcast(computation, i):
             source = self.buffers.find((computation, i.operands[0], 0))
             if source in carried and self.buffers.find((computation, i.name, 0)) in self.by_rows:
-                yield Finding("broadcast", i, i.arrays[0], source, [i], False)
+                yield BufferOp("broadcast", i, i.arrays[0], source, [i], False)
                 return
         where = i.callees()[0] if i.opcode == "fusion" else computation
         for part in self._parts(i):
             if (put := self._buffer_put(where, part)) is not None and self.buffers.find(put) in carried:
                 array = self.computations[where][put[1]].arrays[0]
-                yield Finding("save", i, array, self.buffers.find(put), [part, i], False)
+                yield BufferOp("save", i, array, self.buffers.find(put), [part, i], False)
         if i.opcode in _NO_MATTER:
             return
         for k, (array, is_updated) in enumerate(zip(i.arrays, self.in_place(i), strict=False)):
@@ -253,10 +253,10 @@ class _Buffers(Hlo):
             if is_updated:
                 continue
             if self._adds_rows_as_a_whole(computation, i, k):
-                yield Finding("sum", i, array, buffer, [i], False)
+                yield BufferOp("sum", i, array, buffer, [i], False)
             elif buffer in carried:
                 selects = any(part.opcode == "select" and part.arrays == (array,) for part in self._parts(i))
-                yield Finding("select" if selects else "anew", i, array, buffer, [i], False)
+                yield BufferOp("select" if selects else "anew", i, array, buffer, [i], False)
 
     def _is_copy(self, i: Instruction) -> bool:
         """Return whether `i` is a copy, or a fusion of nothing else."""

@@ -24,7 +24,7 @@ _UPDATES_FIRST = re.compile(r"output_to_operand_aliasing=\{\{0?\}: \(0, ")
 
 UPDATES = {"dynamic-update-slice", "scatter"}
 
-#: What these run is part of them: it is applied to elements.
+#: The computations that these run are applied to elements, and part of them.
 _SINGLE = {"fusion", "map", "reduce", "scatter", "sort"}
 
 #: The result shares memory with an operand, or comes from a computation that is examined separately.

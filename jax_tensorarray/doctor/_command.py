@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", type=Path, metavar="DIR", help="write a folder to attach to a bug report")
     parser.add_argument("--min-bytes", type=int, default=MIN_BYTES, metavar="N", help="ignore smaller buffers")
     parser.add_argument("--no-trial", action="store_true", help="do not try in_place, which compiles again")
-    # What `--compare` tells the two processes that it starts.
+    # The options by which `--compare` talks to the two processes that it starts.
     parser.add_argument("--fragment", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rewrite", help=argparse.SUPPRESS)

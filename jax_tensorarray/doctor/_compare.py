@@ -19,10 +19,10 @@ import numpy as np
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place.checking import is_near, tolerance_for, tolerance_of
 
-#: Of each function the first calls are recorded, and then the calls whose number is a power of two.
+#: The first calls of each function are recorded, and then the calls whose number is a power of two.
 _FIRST_CALLS = 100
 
-#: Of a larger array so many elements are recorded, evenly spaced.
+#: The number of elements, evenly spaced, that are recorded of a larger array.
 _ELEMENTS = 65_536
 
 #: The bytes that are recorded in all.
@@ -119,7 +119,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, st
 
 
 class Compared(NamedTuple):
-    """What two runs have in common."""
+    """The comparison of two runs."""
 
     calls: int  #: how many calls were compared
     functions: int  #: of how many functions

@@ -244,7 +244,7 @@ def loop_copies(
     return of
 
 
-def copies_in(hlo: str, min_bytes: int, findings: Sequence[hlo_buffers.Finding] | None = None) -> LoopCopies:
+def copies_in(hlo: str, min_bytes: int, findings: Sequence[hlo_buffers.BufferOp] | None = None) -> LoopCopies:
     """Return the operations on buffers of at least `min_bytes` in loops of optimised HLO, or among its `findings`."""
     frames = hlo_text.frames(hlo)
     findings = list(hlo_buffers.findings(hlo)) if findings is None else findings
@@ -271,7 +271,7 @@ def with_kept(found: LoopCopies, kept: Sequence[Kept]) -> LoopCopies:
     return found
 
 
-def counts(finding: hlo_buffers.Finding, min_bytes: int) -> bool:
+def counts(finding: hlo_buffers.BufferOp, min_bytes: int) -> bool:
     """Return whether a finding is about a buffer of at least `min_bytes`. An array of one element is not a buffer."""
     return hlo_text.array_bytes(finding.array) >= min_bytes and math.prod(shape_of(finding.array)) > 1
 
@@ -280,17 +280,17 @@ def counts(finding: hlo_buffers.Finding, min_bytes: int) -> bool:
 _OF_ROW_OP, _OF_TAPE = re.compile(r"/ta_\w+(/\w+)?$"), re.compile(rf"/{tapes.SCOPE}/ta_write(/\w+)?$")
 
 
-def _special(finding: hlo_buffers.Finding) -> str:
+def _special(finding: hlo_buffers.BufferOp) -> str:
     """Return a kind that only counts as a cause."""
     return "tape" if _is_tape(finding) else "kept" if _is_for_gradient(finding) else ""
 
 
-def _is_for_gradient(finding: hlo_buffers.Finding) -> bool:
+def _is_for_gradient(finding: hlo_buffers.BufferOp) -> bool:
     """Return whether the buffer is put into an array that a backward pass reads."""
     return finding.kind == "save" and all("jvp(" in name for i in finding.at if (name := i.op_name))
 
 
-def _is_tape(finding: hlo_buffers.Finding) -> bool:
+def _is_tape(finding: hlo_buffers.BufferOp) -> bool:
     """Return whether a loop of this library puts the buffer on its tape."""
     return finding.kind == "save" and _OF_TAPE.search(finding.at[0].op_name) is not None
 
@@ -309,7 +309,7 @@ def _compiled(fun: Any, args: Sequence[Any], kwargs: dict[str, Any], platform: s
 
 
 def _described(
-    finding: hlo_buffers.Finding,
+    finding: hlo_buffers.BufferOp,
     kinds: Set[tuple[hlo_buffers.Array, str]],
     frames: Callable[[str], list[hlo_text.Frame]],
 ) -> LoopCopy:
@@ -332,7 +332,7 @@ def _described(
     )
 
 
-def _cause(finding: hlo_buffers.Finding, kinds: Set[tuple[hlo_buffers.Array, str]]) -> str:
+def _cause(finding: hlo_buffers.BufferOp, kinds: Set[tuple[hlo_buffers.Array, str]]) -> str:
     """Return which advice fits. `kinds` holds the kinds of all findings: another one may be why a buffer is copied."""
     names = [i.op_name for i in finding.at]
     if (finding.buffer, "tape") in kinds and finding.kind != "select":
@@ -359,7 +359,7 @@ def _cause(finding: hlo_buffers.Finding, kinds: Set[tuple[hlo_buffers.Array, str
     return "gradient" if any("transpose(" in name for name in names) else "beside"
 
 
-def _whole_use(finding: hlo_buffers.Finding, frames: Callable[[str], list[hlo_text.Frame]]) -> str:
+def _whole_use(finding: hlo_buffers.BufferOp, frames: Callable[[str], list[hlo_text.Frame]]) -> str:
     """Return what computes with the whole buffer, and on which line. XLA may know only the line of the loop."""
     if not finding.whole:
         return ""
@@ -371,7 +371,7 @@ def _whole_use(finding: hlo_buffers.Finding, frames: Callable[[str], list[hlo_te
 
 
 def _lines_of_the_user(
-    finding: hlo_buffers.Finding, frames: Callable[[str], list[hlo_text.Frame]]
+    finding: hlo_buffers.BufferOp, frames: Callable[[str], list[hlo_text.Frame]]
 ) -> Iterator[hlo_text.Frame]:
     """Yield lines outside of JAX and of this library, the likeliest first."""
     around = frames(finding.at[-1].attributes)

@@ -201,7 +201,7 @@ def _checked(name: str, fun: Any, make_args: Any, sizes: Any) -> tuple[Any, Any,
 
 
 class Measurement(NamedTuple):
-    """What was measured at one size."""
+    """The measurement at one size."""
 
     size: int
     seconds: float

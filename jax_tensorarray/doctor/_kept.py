@@ -1,4 +1,4 @@
-"""What a gradient keeps of each step of its loops, by the jaxpr of the differentiated function."""
+"""The residuals that a gradient stores for each step of its loops, by the jaxpr of the differentiated function."""
 
 import linecache
 import re
@@ -114,11 +114,11 @@ def _kept(scan: Any, k: int) -> Kept:
         shape=aval.shape[1:],
         steps=aval.shape[0],
         num_bytes=bytes_of([aval]),
-        **place_of(made)._asdict(),
+        **line_of(made)._asdict(),
     )
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of Python and its text, None and empty where they are not known."""
 
     file: str | None
@@ -126,14 +126,14 @@ class Place(NamedTuple):
     code: str
 
 
-def place_of(eqns: Sequence[Any]) -> Place:
+def line_of(eqns: Sequence[Any]) -> SourceLine:
     """Return the line of the first of these equations that has one."""
     lines = (re.match(r"(.*?):(\d+)(:\d+)? \(", source_info_util.summarize(eqn.source_info)) for eqn in eqns)
     where = next(filter(None, lines), None)
     if where is None:
-        return Place(None, None, "")
+        return SourceLine(None, None, "")
     file, line = where.group(1), int(where.group(2))
-    return Place(file, line, linecache.getline(file, line).strip())
+    return SourceLine(file, line, linecache.getline(file, line).strip())
 
 
 def _makers(jaxpr: Jaxpr, v: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What JAX has compiled, what is wrong with it, and what `in_place` changes."""
+"""The programs that JAX has compiled, what is wrong with each, and what `in_place` changes."""
 
 from collections.abc import Set
 from dataclasses import asdict, dataclass, field
@@ -9,7 +9,7 @@ from jax_tensorarray.doctor._arguments import CountedProgram
 from jax_tensorarray.doctor._copies import LoopCopies, LoopCopy, cost
 from jax_tensorarray.doctor._growth import Growth
 from jax_tensorarray.doctor._jitted import Line
-from jax_tensorarray.doctor._kept import Place
+from jax_tensorarray.doctor._kept import SourceLine
 from jax_tensorarray.doctor._text import counted, factor, milliseconds
 
 #: Slower than this many times as long is not noise.
@@ -94,7 +94,7 @@ class CompiledProgram:
     failed: str = ""  #: why there is no trial
     jaxpr: Any = field(default=None, repr=False)
     ends: bool = False  #: whether it terminates for every input
-    loop: Place | None = None  #: the first loop, if only time or memory are too much
+    loop: SourceLine | None = None  #: the first loop, if only time or memory are too much
     calls: CountedProgram | None = field(default=None, repr=False)
     donated: Set[int] = frozenset()  #: the numbers of the arguments that it is given for good
     function: JittedFunction | None = field(default=None, repr=False)  #: the function of the user, if it was jitted

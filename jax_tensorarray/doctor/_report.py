@@ -1,4 +1,4 @@
-"""What a report says, as a tree: programs, findings on lines of source, and bars. Text and HTML are made of it."""
+"""The content of a report, as a tree: programs, findings on lines of source, and bars. Text and HTML are made of it."""
 
 import operator
 from collections import Counter
@@ -12,7 +12,7 @@ from jax_tensorarray.doctor._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
 from jax_tensorarray.doctor._arguments import ArgumentCopy, headline_of_arguments
 from jax_tensorarray.doctor._copies import LoopCopy, advice_of, cost, what_it_is
 from jax_tensorarray.doctor._jitted import Line
-from jax_tensorarray.doctor._kept import Place
+from jax_tensorarray.doctor._kept import SourceLine
 from jax_tensorarray.doctor._programs import OF_FINISHED, CompiledProgram, Programs
 from jax_tensorarray.doctor._text import (
     counted,
@@ -41,9 +41,9 @@ class Bar(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What is wrong with a line of source."""
+    """A problem of a line of source."""
 
-    at: Place
+    at: SourceLine
     said: tuple[str, ...]  #: what the line does, and how often
     advice: str
     tag: str = ""  #: the name of the advice
@@ -150,8 +150,8 @@ def _wrapped(*texts: str) -> list[str]:
 # --- the tree --------------------------------------------------------------------------------------------------
 
 
-#: What a report says of a line.
-_Found = LoopCopy | ArgumentCopy | Place
+#: A thing that a report says of a line.
+_Found = LoopCopy | ArgumentCopy | SourceLine
 
 
 class _Listed(NamedTuple):
@@ -193,7 +193,7 @@ def _worth_listing(report: Programs) -> list[_Listed]:
         new = [found for found in _found(case) if _key(found) not in seen]
         copies = [copy for copy in new if isinstance(copy, LoopCopy) and cost(copy) >= least]
         arguments = [copy for copy in new if isinstance(copy, ArgumentCopy)]
-        loops = [found for found in new if isinstance(found, Place)]
+        loops = [found for found in new if isinstance(found, SourceLine)]
         shown: list[_Found] = [*copies, *arguments, *loops]
         seen |= {_key(found) for found in shown if found.file}
         listed += [_Listed(case, copies, arguments)] if shown else []
@@ -295,8 +295,8 @@ def _of_copies(copies: Sequence[LoopCopy], worst: int, compiled: int) -> Finding
     return Finding(_place(copy), (f"{said}.{more}",), advice_of(copy), copy.reason, bar)
 
 
-def _place(found: LoopCopy | ArgumentCopy) -> Place:
-    return Place(found.file, found.line, found.code)
+def _place(found: LoopCopy | ArgumentCopy) -> SourceLine:
+    return SourceLine(found.file, found.line, found.code)
 
 
 def _again(compiled: int) -> str:

@@ -17,7 +17,7 @@ from jax_tensorarray.doctor._arguments import argument_copies
 from jax_tensorarray.doctor._copies import copies_in
 from jax_tensorarray.doctor._growth import Growth, Measurement, allocated, growth_of, is_quadratic, seconds_of
 from jax_tensorarray.doctor._jitted import Flat, Line, line_for, silent, under_in_place
-from jax_tensorarray.doctor._kept import kept_for_gradient, place_of
+from jax_tensorarray.doctor._kept import kept_for_gradient, line_of
 from jax_tensorarray.doctor._programs import OF_FINISHED, CompiledProgram, Trial
 from jax_tensorarray.doctor._quarter import computes_with_all_rows, outermost, quartered
 from jax_tensorarray.doctor._text import counted, name_of_file
@@ -28,7 +28,7 @@ _LONGEST, _SHORTEST = 3.0, 1e-3
 #: Two more programs are compiled for that, if one takes no more than so many seconds.
 _PATIENCE = 10.0
 
-#: What grows is reported if `in_place` divides its time or memory by this.
+#: Growth is reported if `in_place` divides the time or the memory by this.
 _GAIN = 2
 
 #: How often a time is measured again that grows too much though nothing is copied.
@@ -39,7 +39,7 @@ _BOTH = "donated, under in_place"
 #: The programs that JAX compiles for loops outside of jit.
 _LOOPS = {"scan", "while", "cond"}
 
-#: What to write if the function of the user is not known.
+#: The line to write if the function of the user is not known.
 _NOT_JITTED = Line(
     "The loop runs outside of jit. To keep this, put in_place and jit around the function that contains {}.", ()
 )
@@ -131,7 +131,7 @@ def _line_otherwise(case: CompiledProgram) -> Line:
             return line_for(case.function)
     line = _NOT_JITTED if case.program in _LOOPS else _JITTED_BEFORE
     found = [(copy.file, copy.line) for copy in case.copies if copy.file]
-    file, number = found[0] if found else place_of(outermost(case.jaxpr))[:2]
+    file, number = found[0] if found else line_of(outermost(case.jaxpr))[:2]
     return line._replace(said=line.said.format(f"{name_of_file(file)}:{number}" if file else "the loop"))
 
 
@@ -209,7 +209,7 @@ def grows(case: CompiledProgram) -> bool:
     after = way.program.measured()
     before, after = _again_if_slower(before, after, lambda: (plain.measured(), way.program.measured()))
     growths = growth, way.program.grown(way.jaxpr, after)
-    case.loop = place_of(outermost(case.jaxpr))
+    case.loop = line_of(outermost(case.jaxpr))
     case.copies.kept = kept_for_gradient(case.jaxpr)
     memory = before.num_bytes, after.num_bytes
     case.trial = Trial(None, before.seconds, after.seconds, way.how, growths, memory, way.line)
