@@ -1,4 +1,4 @@
-"""An axis that `jax.vmap` adds."""
+"""A batch axis that `jax.vmap` adds, and the results that differ from example to example along it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple

@@ -1,10 +1,10 @@
-"""Functions with a derivative of their own, which `jax.vmap` batches alike.
+"""`ta_custom_jvp`: functions with a rule for their derivative, of which `jax.vmap` batches the same results in both.
 
 `jax.vmap` of a `jax.custom_jvp` takes the batch axes of the results from the function, unless it is differentiated at
 once. If it is differentiated later, such as in the body of a scan, they are where the rule of the derivative has them:
 on another axis, or in results that the function shares among all examples. The error comes from the loop around, or
-from its transpose (jax 0.10.2 to 0.12). Here the function says which results are batched, always along axis 0, and the
-rule follows.
+from its transpose (jax 0.10.2 to 0.12). In this primitive the function says which results are batched, always along
+axis 0, and the rule follows.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
-"""Primitives of other libraries that JAX lowers by tracing a function.
+"""Look into primitives of other libraries that JAX lowers by tracing a function.
 
 JAX sees only the primitive until then: for derivatives and batches it has the rules of the library, which often are the
 reason why the primitive exists. So an equation of such a primitive becomes one of another primitive, which is lowered
-by a changed function, and whose other rules run those of the library, changed too.
+by the rewritten function, and whose other rules run those of the library, rewritten too.
 """
 
 import functools
@@ -127,7 +127,7 @@ def _as_changed(
 
 @functools.cache
 def _changed(original: Primitive) -> Primitive:
-    """Return the primitive in the place of another one. It has the same name, which JAX puts into its errors."""
+    """Return the primitive that replaces another one. It has the same name, which JAX puts into its errors."""
     primitive = Primitive(original.name)
     primitive.multiple_results = original.multiple_results
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))

@@ -85,7 +85,7 @@ def interpret(
     literal: Callable[[Any], Any] | None = None,
     outvars: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Evaluate a jaxpr in values of any kind.
+    """Evaluate a jaxpr in values of any kind, as an interpreter with one function for all equations.
 
     `equation` maps an equation and the values of its operands to the values of its results. `known` maps a constant to
     its value, by default itself, and `literal` a literal, by default by its value alone. With `outvars` the values of
@@ -161,7 +161,7 @@ def raises_at_its_end(eqn: Equation) -> bool:
 
 
 def has_symbolic_shapes(eqn: Equation) -> bool:
-    """Return whether a size is not known before `jax.export` has stored the program: how large is then a buffer?"""
+    """Return whether a size is not known before `jax.export` has stored the program, and so not that of a buffer."""
     shapes = (getattr(v.aval, "shape", ()) for v in (*eqn.invars, *eqn.outvars))
     return not all(isinstance(size, int) for shape in shapes for size in shape)
 

@@ -1,4 +1,8 @@
-"""Turn refs (`jax.new_ref`) back into arrays: for `in_place` before it looks for rows, and in loops of this library.
+"""Discharge refs (`jax.new_ref`), for `in_place` before it looks for rows, and in loops of this library.
+
+    ref[i] = jnp.sin(ref[j])
+    # becomes
+    b = b.at[i].set(jnp.sin(b[j]))
 
 JAX does so too before it compiles, but only after differentiation, where every read of a ref keeps all of it.
 """
@@ -33,7 +37,7 @@ def _is_rule_with_refs(eqn: Equation) -> bool:
 
 
 def on_arrays(bind: Callable[..., Any], is_a_ref: Sequence[bool]) -> Callable[..., list[Array]]:
-    """Return a function that takes arrays in place of refs, and returns their final contents after the results."""
+    """Return a function that takes arrays instead of refs, and returns their final contents after the results."""
 
     def f(*args: Array) -> list[Array]:
         given: list[Any] = [jax.new_ref(x) if flag else x for x, flag in zip(args, is_a_ref, strict=True)]

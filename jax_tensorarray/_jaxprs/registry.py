@@ -1,4 +1,4 @@
-"""The primitives that run jaxprs: which operands their jaxprs take, and how to run changed ones in their place."""
+"""Higher-order primitives: which operands their jaxprs take, and how to rebuild an equation around changed jaxprs."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ class Body(NamedTuple):
 
 
 class Change:
-    """What becomes of the jaxprs in an equation. They may take operands `before` and `after` their own."""
+    """A change of the jaxprs in an equation. They may take operands `before` and `after` their own."""
 
     before: Sequence[Array] = ()
     after: Sequence[Array] = ()
@@ -124,7 +124,7 @@ def entry_of(eqn: Equation) -> Entry:
 
 
 def inlined(eqn: Equation, *, with_options: bool = False) -> Any:
-    """Return the closed jaxpr that means the same in the place of an equation, None if there is none.
+    """Return the closed jaxpr that an equation stands for, None if there is none.
 
     A `jit` with shardings, layouts or compiler options of its own is inlined only `with_options`.
     """
@@ -417,7 +417,7 @@ _OTHER = Entry("", lambda params: [])
 ENTRIES = {
     **dict.fromkeys(("jit", "pjit"), Entry("inlined", _in("jaxpr"), with_bodies=_of_jit)),
     **dict.fromkeys(("closed_call", "core_call"), Entry("inlined", _in("call_jaxpr"))),
-    # What `jax.jit(inline=True)` is within another function.
+    # `jax.jit(inline=True)` within another function.
     "eval_jaxpr": Entry(
         "inlined", _in("call_jaxpr"), with_bodies=lambda params, new, _: params | {"call_jaxpr": new[0]}
     ),

@@ -1,4 +1,4 @@
-"""Which equation of a jaxpr makes a variable, which ones use it, and which variables are versions of one buffer."""
+"""Use-def chains of a jaxpr: who makes and uses each variable, and which variables are versions of one buffer."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
