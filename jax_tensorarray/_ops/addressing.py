@@ -191,7 +191,7 @@ def _index_of_empty_batch(
 
     So rows without elements are read, which raises, and what is read becomes the index.
     """
-    from jax_tensorarray._ops.read import ta_read_p  # whose arguments come from here
+    from jax_tensorarray._ops.read import ta_read_p  # its arguments come from here
 
     at = jnp.zeros((*batch, *shape, *([len(names)] if len(names) > 1 else [])), jnp.int32)
     for name, (part, mode), size in zip(names, found, sizes, strict=True):

@@ -1,4 +1,4 @@
-"""What is known of the calls of our kernels: their operands and results by role, and the attributes they have."""
+"""The signatures of the calls of our kernels: their operands and results by role, and their attributes."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,7 @@ def op_attribute(params: Mapping[str, Any]) -> str:
     return ">" * params.get("deferred", False) + "\n".join(map(str, ops))
 
 
-#: What a row op may be asked to lower to, see `_lowering.slices`.
+#: The lowerings that a row op may ask for, see `_lowering.slices`.
 LOWERINGS = ("auto", "ffi", "xla")
 
 
@@ -77,8 +77,8 @@ WITHOUT_KERNELS = frozenset({"tpu"})
 CONFIG = "mhlo.backend_config"
 
 
-#: Parameter of a row op whose buffer is the tape of a loop of this library. Each step writes a row of a tape and never
-#: reads it, or the other way round, and the number of the row is the number of the step.
+#: Parameter of a row op whose buffer is the tape of a loop of this library. The loop either writes its tape or reads
+#: it, at row `k` in step `k`.
 TAPE_PARAM = "is_tape"
 
 

@@ -109,8 +109,8 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     def share(attains: Array, dot: Array) -> Array:
         return jnp.where(attains, dot, jnp.zeros((), dot.dtype)) / ties.astype(dot.dtype)
 
-    # Linear ops in place, whose transpose JAX makes. The share of the old row is the same whichever position reads and
-    # writes it; the shares of the values are added up.
+    # JAX transposes these linear ops, each in place. The share of the old row is the same for all positions that read
+    # and write it. The shares of the values are added up.
     out_dot = ad.instantiate_zeros(buffer_dot)
     if not is_zero(buffer_dot):
         kept = share(keeps, ta_read_p.bind(out_dot, index, *where, **params))

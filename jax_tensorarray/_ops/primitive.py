@@ -43,9 +43,8 @@ class Params(TypedDict):
     index_dims: int  #: number of axes after these along which an index says where a box of rows starts, see `starts`
     window: tuple[int, ...]  #: the sizes of the box along the last of these axes; it has one row along the others
     whole: bool  #: the rows of a box are in range all together or not at all, else each by itself
-    #: What an index out of range does. "error": it raises, along one axis and for each row. "drop": the row, or the
-    #: whole box, is left out. "clip": the box is moved into range. None: "error", unless no mask reaches what vmap
-    #: batches.
+    #: The treatment of an index out of range. "error": raise, along one axis and for each row. "drop": leave out the
+    #: row, or the whole box. "clip": move the box into range. None: "error", unless no mask reaches what vmap batches.
     mode: str | None
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
@@ -104,9 +103,8 @@ ROW_OPS: dict[Primitive, Call] = {}
 #: The same of all ops that get a buffer or update it.
 CALLED: dict[Primitive, Call] = {}
 
-#: By other ops that touch some rows only: maps whether an example is active, and the operands, to operands with which
-#: an example that is not active touches no row that is read. If the result has the type of the first operand, it is
-#: updated.
+#: For other ops that touch some rows only: the function from `active` and the operands to operands with which an
+#: inactive example touches no row that is read. If the result has the type of the first operand, it is updated.
 NOOP_OPERANDS: dict[Primitive, Callable[..., Sequence[Array]]] = {}
 
 
@@ -516,7 +514,7 @@ def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *
         return fallback(ctx, *operands, **params)
     results = kernel(ctx, *operands, **params)
     maker = results[0].owner
-    if _compat.is_divided() and not isinstance(maker, mlir.ir.Block):  # which hands an operand on
+    if _compat.is_divided() and not isinstance(maker, mlir.ir.Block):  # a block only hands an operand on
         label(getattr(maker, "operation", maker))
     return results
 
@@ -561,7 +559,7 @@ def row_kernel(
 
 @dataclass(frozen=True)
 class RowKernel:
-    """A lowering to a call. `_lowering.slices` may have put XLA's own slices in place of the op before."""
+    """A lowering to a call. Before it `_lowering.slices` may have replaced the op by XLA's own slices."""
 
     name: str
     call: Call
