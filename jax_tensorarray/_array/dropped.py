@@ -1,7 +1,7 @@
 """Warn of `ta.write(i, x)` where `ta = ta.write(i, x)` is meant: an array that a method or a loop made and nobody took.
 
 CPython ends an object at once. If the instruction that does so is the one that ends an expression statement, nobody has
-used the array. Other Pythons give no warning.
+used the array. Other Pythons, and a CPython with other names of instructions, give no warning.
 """
 
 import dis
@@ -23,7 +23,7 @@ def warn_if_dropped(frame: FrameType) -> None:
     if not done or not done[-1].opname.startswith("CALL"):
         return
     begin = _begin(done[-1])
-    # What is called begins where the call does. Another function may return an array, and that is left alone.
+    # The function that is called begins where the call does. An array that another function returns is left alone.
     loads = [x for x in done if x.opname.startswith(_LOADING) and _begin(x) == begin]
     if begin == (None, None) or not loads:
         return

@@ -7,7 +7,7 @@ CURED = "the bound of growing"
 
 
 class NeedsMoreError(ValueError):
-    """What is traced needs a larger bound, which is known before it runs."""
+    """The traced program needs a larger bound, which is known before it runs."""
 
 
 def needs_more(what: str) -> NeedsMoreError:

@@ -1,4 +1,4 @@
-"""Versions of a list of rows: the newest is updated in place, and every older one can still be read.
+"""A persistent array with an undo log: the newest version is updated in place, and every older one can still be read.
 
 Outside of `jit` a TensorArray is a value, as an array is: a write returns a new one and the old one stays as it was.
 The overwritten rows are kept in a log for as long as somebody holds an older version. In `ta = ta.write(i, x)`

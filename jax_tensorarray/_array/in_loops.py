@@ -1,4 +1,4 @@
-"""TensorArrays in the carries of loops: what a loop finds out about them before it begins, and undoes when it ends."""
+"""TensorArrays in the carries of loops: find the shape and the bound that a loop needs, and drop it after the loop."""
 
 from collections.abc import Callable
 from dataclasses import replace

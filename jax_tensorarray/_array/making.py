@@ -75,7 +75,7 @@ def of_array(value: Any, dynamic_size: bool | None, max_size: Any) -> Rows:
 
 
 def unstacked(op: str, rows: Rows, value: Any) -> Rows:
-    """Return the rows of `value` in place of `rows`."""
+    """Return the rows of `value` instead of `rows`."""
     spec, values = rows.spec, rows.converted(op, value)
     n = checks.number_of_rows(op, values)
     rows.check_shapes(op, [x.shape[1:] for x in values])
@@ -86,7 +86,7 @@ def unstacked(op: str, rows: Rows, value: Any) -> Rows:
 
 
 def split(op: str, rows: Rows, value: Any, lengths: Any) -> Rows:
-    """Return pieces of `value` of these lengths in place of `rows`."""
+    """Return pieces of `value` of these lengths instead of `rows`."""
     lengths = checks.as_lengths(lengths)
     spec, values = rows.spec, rows.converted(op, value)
     for x in values:

@@ -1,4 +1,4 @@
-"""What a TensorArray holds: facts about its rows, and the rows in one of three representations.
+"""The rows of a TensorArray: facts about them, and the interface of their three representations.
 
 `Undecided` is for an array without written rows, if their shape is unknown. Rows of one shape are `Stacked`
 in buffers. Rows of different shapes are kept one by one in a list, `Ragged`.
@@ -87,7 +87,7 @@ class Spec:
             raise ValueError(f"{op}: this TensorArray has a fixed size; give TensorArray(..., dynamic_size=True)")
 
     def bound(self) -> str:
-        """Return what to add to the name of an op that may write past `max_size`."""
+        """Return the suffix for the name of an op that may write past `max_size`."""
         if self.max_size is None:
             return ""
         if self.found_by == "growing":
@@ -137,7 +137,7 @@ class Rows(ABC):
     def __init__(self, spec: Spec, size: Any, version: Any = None) -> None:
         self.spec, self.size, self.version = spec, size, version
         self.is_padded = False  # whether there are zeros past the rows
-        self.told: Any = None  # refers to the traced number that the user has been told
+        self.told: Any = None  # a weak reference to the traced size that `tell` has returned
         self.most = size if type(size) is int else 0  # of those sizes since a trace began that are known
 
     def tell(self) -> Any:
@@ -262,7 +262,7 @@ class Rows(ABC):
 
     def popped_when_run(self, op: str, where: Any, mode: str | None) -> tuple["Rows", list[Array]]:
         """Return what `popped` does, if a traced size or `where` says whether there is a row to take."""
-        return self, self.read(op, self.live() - 1, where, mode)  # which is an error, unless rows are in buffers
+        return self, self.read(op, self.live() - 1, where, mode)  # this raises, unless rows are in buffers
 
     def resized(self, size: Any) -> Self:
         """Return the same rows with another number of live ones."""

@@ -1,4 +1,4 @@
-"""Rows of one shape: stacked in buffers, or undecided as long as none was written and the shape is unknown."""
+"""Rows of one shape: stacked in buffers, or undecided until the first write if the shape is unknown."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -253,7 +253,7 @@ class Stacked(Rows):
         size, capacity = index if at_end else self.live(), self.layout.capacity
         if isinstance(size, int) and where is None and not isinstance(index, jax.core.Tracer):
             stop = _largest(index) + 1
-            if stop > capacity:  # that of an array without max_size
+            if stop > capacity:  # the array has no max_size
                 buffers = tuple(into_capacity(b, max(stop, 2 * capacity, 8)) for b in buffers)
             # A single row is the last one, and is overwritten; with many, some in between may stay unwritten.
             zeros_end = stop - 1 if isinstance(index, int) else stop

@@ -8,7 +8,7 @@ from jax_tensorarray._compat.versions import warn_if_untested
 
 
 class Replacement(NamedTuple):
-    """What comes in the place of a rule in a table of JAX, or of an attribute."""
+    """A value that replaces a rule in a table of JAX, or an attribute."""
 
     owner: Any  #: the table, or the object with that attribute
     name: Any

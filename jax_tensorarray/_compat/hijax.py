@@ -1,4 +1,4 @@
-"""HiJAX primitives, which JAX binds by one primitive of its own: `HiPrim`, until 0.10 `VJPHiPrimitive`."""
+"""HiJAX primitives, which JAX binds by one primitive, `HiPrim` (until 0.10 `VJPHiPrimitive`)."""
 
 from typing import Any
 

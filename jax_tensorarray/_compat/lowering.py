@@ -117,7 +117,7 @@ _further_rules = [
 
 
 class _Lowering(threading.local):
-    """What a thread lowers."""
+    """The program that a thread lowers."""
 
     is_divided = False
 

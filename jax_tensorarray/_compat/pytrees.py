@@ -21,7 +21,7 @@ def unflattened_by_control_flow() -> bool:
     It serves an error message only: otherwise users would read of shapes that differ before and after a step.
     """
     first, later = _frame_that_flattens(), _frame_that_flattens(_TRACING)
-    is_result = first is later  # which no tracing is between
+    is_result = first is later  # no tracing is between the two
     return not is_result and later is not None and later.f_globals["__name__"].startswith("jax._src.lax.control_flow")
 
 

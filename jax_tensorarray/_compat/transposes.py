@@ -109,7 +109,7 @@ def _forwarding(jaxpr: Jaxpr, inputs: Sequence[int]) -> Any:
 
 
 def _merging(jaxpr: Jaxpr, pairs: Sequence[tuple[int, int]]) -> Any:
-    """Return `jaxpr` with the first input of each pair in the place of the second, which is not used any more."""
+    """Return `jaxpr` with the first input of each pair instead of the second, which is not used any more."""
     inner = opened(jaxpr)
     merged = {inner.invars[second]: inner.invars[first] for first, second in pairs}
 
@@ -120,7 +120,7 @@ def _merging(jaxpr: Jaxpr, pairs: Sequence[tuple[int, int]]) -> Any:
     return replaced(jaxpr, eqns=eqns, outvars=renamed(inner.outvars))
 
 
-#: What the shardings of a `jit` are by default. Private, and only used here, for results that are forwarded.
+#: The default of the shardings of a `jit`. Private, and only used here, for results that are forwarded.
 (UNSPECIFIED,) = private_names("sharding_impls", "UNSPECIFIED") or (None,)
 
 
@@ -143,7 +143,7 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
     installed = [p for p in table if p is jax_primitives.scan_p or (p.name in entries and entries[p.name].with_bodies)]
 
     def stands_for(primitive: Primitive) -> Primitive:
-        """Return the primitive of a node: since 0.12 `jax.vjp` has one in the place of each that runs jaxprs."""
+        """Return the primitive that a node stands for: since 0.12 `jax.vjp` has nodes for those that run jaxprs."""
         return getattr(primitive, "prim", primitive)
 
     def accumulated(jaxpr: Jaxpr) -> frozenset[int]:

@@ -63,7 +63,7 @@ def compilations(
 
 
 def _watch_compilations() -> None:
-    first_use()  # which replaces the same function, for good
+    first_use()  # it replaces the same function, for good
     lowering, compiling = (importlib.import_module(f"jax._src.{name}") for name in ("interpreters.mlir", "compiler"))
     lower = getattr(lowering, "lower_jaxpr_to_module", None)
     compile_ = getattr(compiling, "compile_or_get_cached", None)

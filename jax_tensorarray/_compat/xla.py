@@ -1,4 +1,4 @@
-"""What the installed jaxlib and its compiler do."""
+"""Facts about the installed jaxlib and its compiler."""
 
 import importlib.util
 import os
