@@ -15,7 +15,7 @@ listening = jax.make_user_context(None)
 #: Whether a loop of JAX is traced to become one of ours, which `in_place` need not look at yet.
 becomes_ours = jax.make_user_context(False)
 
-#: What `in_place` is to do with a loop before it is differentiated. After that the loop has its choice.
+#: The options by which `in_place` rewrites a loop before it is differentiated. After that the loop has its choice.
 repairs_first = jax.make_user_context(None)
 
 #: The bound that `growing` gives to arrays and loops while a function is traced, or None.

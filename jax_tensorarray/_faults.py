@@ -18,7 +18,7 @@ _ON_PURPOSE = re.compile(
 )
 
 
-#: What an error is that nobody raises on purpose.
+#: Types of errors that nobody raises on purpose.
 _INTERNAL = KeyError, IndexError, StopIteration, AssertionError, AttributeError, UnboundLocalError
 
 

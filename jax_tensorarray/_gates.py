@@ -1,4 +1,4 @@
-"""From which sizes on an optimisation is worth its while, with the measurement of each number.
+"""The thresholds of the cost model: from which sizes on an optimisation pays, with the measurement of each number.
 
 A gate decides what a program costs, never what it computes. The random programs of the tests run with all gates open,
 with all of them shut, and as they are. So a rule looks its gate up here each time. A limit of how far an analysis

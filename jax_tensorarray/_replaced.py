@@ -1,4 +1,4 @@
-"""What this library replaces in JAX when it is first used.
+"""The patches of JAX that this library makes when it is first used.
 
 The first use is a trace of a row op or of a loop with `max_steps`, or a program that `in_place` evaluates. Importing
 the library adds rules for its own primitives, and changes nothing that JAX has.

@@ -1,4 +1,4 @@
-"""Types that every folder uses, and what it asks of the types of arrays.
+"""Types that every folder shares, and the size of arrays by their types.
 
 A `Jaxpr` of `jax.extend.core` may be closed in every annotation: before jax 0.11 it is a `ClosedJaxpr` then.
 """
@@ -14,10 +14,10 @@ INT32_MAX = 2**31 - 1
 #: An array or nested sequences of numbers, which become one.
 Numbers = ArrayLike | Sequence[Any]
 
-#: What an index out of range does: it is an error, or the row is left out.
+#: The treatment of an index out of range: it is an error, or the row is left out.
 Mode = Literal["error", "drop"]
 
-#: What a row op becomes when it is lowered: what is best in place, slices of XLA, or a kernel.
+#: The lowering of a row op: to slices of XLA or to a kernel; "auto" chooses the faster one that is in place.
 Lowering = Literal["auto", "xla", "ffi"]
 
 

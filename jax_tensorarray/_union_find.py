@@ -1,4 +1,4 @@
-"""Disjoint sets, for the versions of a buffer in a program and in HLO."""
+"""Disjoint sets by union-find, for the versions of a buffer in a program and in HLO."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -15,7 +15,7 @@ class UnionFind(Generic[T]):
     def find(self, thing: T) -> T:
         """Return the representative of the set of a thing."""
         while (parent := self._parents.get(thing, thing)) != thing:
-            self._parents[thing] = self._parents.get(parent, parent)  # so that the way is half as long next time
+            self._parents[thing] = self._parents.get(parent, parent)  # halves the path
             thing = parent
         return thing
 
