@@ -56,7 +56,7 @@ class IndexSet(NamedTuple):
         return self._replace(indices=indices, order=np.arange(self.size).reshape(self.order.shape))
 
     def of(self, array: Array, axis: int) -> Array:
-        """Return what an array has there, in the order of the view."""
+        """Return the elements of an array at these indices, in the order of the view."""
         if self.indices is not None:
             return jnp.take(array, self.indices, axis)
         if isinstance(self.start, int):
@@ -271,7 +271,7 @@ def view_of(m: Map, buffer: Value) -> Array:
 def access(
     m: Map, dtype: Any, index: Array, where: Array | None, params: Params, *, is_update: bool = False
 ) -> Access | None:
-    """Return what a row op on a view is on the buffer, None if that is no row op.
+    """Return a row op on a view as a row op on the buffer, None if it is none.
 
     An example: `b` has 10 rows, the view is `b.reshape(2, 5, -1)[1]`, and `index` is a row of that, `i`. It is row
     `5 + i` of `b`. If `i` is not one of 5, a write is left out.

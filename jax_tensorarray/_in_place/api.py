@@ -228,7 +228,7 @@ def _check_options(options: dict[str, Any]) -> None:
 class InPlace(Generic[P, T]):
     """A function with its loops rewritten. Like what `jax.jit` returns, it can be traced, lowered and exported.
 
-    It is not a Python function, since JAX copies the attributes of one to what it makes of it, such as its gradient.
+    It is not a Python function: JAX would copy the attributes of a function to its gradient and other transformations.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_for_objects", "_fun", "_made", "_options", "_request", "_static")
@@ -264,12 +264,12 @@ class InPlace(Generic[P, T]):
         return finished
 
     def _compiled_for(self, call: arguments.Call) -> Any:
-        """Return the function that JAX compiles for the objects in a call. Those of the last few are kept."""
+        """Return the function that JAX compiles for the objects in a call. The last few of such functions are kept."""
         why_off = switch.why_off(self._options["enabled"])
         if not call.objects:
             return self._compiled(why_off)
         contents = call.contents()
-        if contents is None:  # it is traced anew in each call, by a function that is dropped with all that is cached
+        if contents is None:  # each call traces again, by a function that is dropped with all that JAX caches for it
             return self._new(why_off)
         key = why_off, contents
         if key in self._for_objects:
@@ -366,7 +366,7 @@ def compiled(
             has_loops = jaxprs.any_equation(jaxpr, lambda eqn: registry.entry_of(eqn).kind == "loop")
             repair = Repair(request, in_loop=not has_loops)
             arrays = operands(traced, given, named)
-            # With `check` it goes on: the gradients within may have been rewritten while they were traced.
+            # With `check` the comparison is needed: `early` may have rewritten gradients while they were traced.
             if arrays is None or not (checks or repair.finds(jaxpr)):
                 explained.skipped_as_a_whole(repair, jaxpr)
                 return plain(*given, **named)
@@ -385,7 +385,7 @@ def compiled(
 
     def compared(run: Any, traced: Any, arrays: list[Any], given: list[Any], named: dict[str, Any]) -> list[Any]:
         with off.of_while_loops(request.max_steps, "check=True runs the function as it is written, too"):
-            as_written = plain.trace(*given, **named)  # anew: the other one has its derivatives rewritten
+            as_written = plain.trace(*given, **named)  # `traced` has rewritten derivatives
         return checking.compared(
             fun,
             run,
@@ -414,8 +414,8 @@ def compiled(
     @arguments.named_as(fun)
     def f(*args: Any, **kwargs: Any) -> Any:
         if not _compat.records_equations():
-            # JAX looks for the operation that has made a NaN: it calls what it has compiled, one operation at a time.
-            args, kwargs = jax.tree.map(lambda x: x, (args, kwargs))  # a `Given` becomes what it stands for
+            # JAX searches for the operation that has made a NaN: it runs the function again, one operation at a time.
+            args, kwargs = jax.tree.map(lambda x: x, (args, kwargs))  # a `Given` becomes the argument
             return fun(*args, **kwargs)
         if not why_off:
             _compat.first_use()

@@ -78,7 +78,7 @@ class _Same(int):
 class Fixed:
     """The structure of a pytree, and its leaves that are not traced, each with its number.
 
-    Two are equal if JAX may use what it has compiled for one of them for the other.
+    Two are equal if JAX may use a program that it has compiled for one of them for the other.
     """
 
     __slots__ = ("_hash", "_key", "forwards", "leaves", "tree")
@@ -145,7 +145,7 @@ class _Node:
 
 
 class Given(_Node):
-    """An argument. It is what it stands for as soon as JAX builds the tree again."""
+    """Stands for an argument. It becomes the argument as soon as JAX builds the tree again."""
 
     __slots__ = ()
 
@@ -209,7 +209,7 @@ class Results(_Node):
         return self.fixed.tree.unflatten(leaves)
 
     def finished(self, call: "Call", args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return what the function returned, and change in its arguments what it has changed."""
+        """Return the result of the function, and make its changes in the arguments of the call."""
         result, changed = self.filled(call.leaves() if self.fixed.forwards else ())
         if changed:
             changes.make(changed, args, kwargs)
@@ -409,7 +409,7 @@ def named_as(fun: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable
 
 
 def with_results(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with `Results`, in which is what it changes too."""
+    """Return the function with `Results`, which include its changes of the arguments."""
 
     @named_as(fun)
     def f(*args: Any, **kwargs: Any) -> Results:

@@ -25,7 +25,7 @@ class Box(NamedTuple):
 
     sizes: tuple[int, ...]
     starts: Mapping[int, tuple[int, int | None]]  #: by axis the operand, and which element of its last axis
-    shape: tuple[int, ...]  #: of what is read or put there
+    shape: tuple[int, ...]  #: of the array that is read or written
     batch: int  #: the number of leading axes whose examples have starts of their own
     drops: bool  #: whether a box that is out of range is left out, or has a fill value
 

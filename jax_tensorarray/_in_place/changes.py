@@ -188,8 +188,8 @@ def _is_odd(x: Any) -> bool:
 def _around(fun: Any, leaves: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Yield lists, dicts, sets and objects that a function can reach, other than its arguments, with a name of each.
 
-    They are in what it closes over, in its globals, in the object that a method is of, in objects among the leaves of
-    its arguments, and the same of other functions and classes of its module.
+    They are in its closure, in its globals, in the object of a method, and in objects among the leaves of its
+    arguments. Other functions and classes of its module are searched in the same way.
     """
     module = _module_of(fun)
     seen: set[int] = set()

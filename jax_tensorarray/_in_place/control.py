@@ -234,7 +234,7 @@ def while_(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict
         return active if around is None else active & Predicate(around).over(shape)
 
     # A predicate may have effects, and may cost as much as the body. So it is evaluated in a step only if examples end
-    # by themselves, as in JAX's loop. Effects in an order are not repeated: the loop carries what the predicate is.
+    # by themselves, as in JAX's loop. Ordered effects are not repeated: the loop carries the value of the predicate.
     once = bool(shape) and _compat.has_ordered_effects(condition)
 
     def goes_on(carry: list[Array]) -> Array:

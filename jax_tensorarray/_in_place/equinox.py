@@ -36,7 +36,7 @@ def select_if_vmap(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Le
 
 
 def maybe_set(eqn: Equation, operands: Sequence[Value]) -> list[Value]:
-    """Write what `pred` selects. Equinox says what that is in plain JAX."""
+    """Evaluate the definition that Equinox gives in plain JAX: a write that `pred` selects."""
     impl = functools.partial(eqn.primitive.impl, **eqn.params)
     jaxpr = jax.make_jaxpr(impl)(*(v.aval for v in eqn.invars))
     return repair.Repair(repair.Request(None, Tape()), in_loop=True).evaluate(jaxpr, operands)

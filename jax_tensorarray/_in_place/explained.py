@@ -44,7 +44,7 @@ class Listener:
         self.notes: list[Remark] = []
 
 
-#: The listener of the log. It hears what is traced anyway, so it is no part of a key.
+#: The listener of the log. It causes no trace, so no cache needs to know it.
 _hearing: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("hearing", default=None)
 
 
@@ -131,7 +131,7 @@ def _place(eqn: Equation) -> str:
 
 
 def _became(kind: str, operands: Sequence[Value], results: Sequence[Value]) -> str:
-    """Return what a rule made of a read, a write or a select."""
+    """Describe the row op that a rule made of a read, a write or a select."""
     value, update = results[0], results[0].update
     if value.view is not None and not value.view.is_made:
         return "a select of the rows that are read"
@@ -249,7 +249,7 @@ def _skip(listener: Listener, left_as_is: _Skipped, jaxpr: Jaxpr) -> None:
 
 
 def _is_of_a_derivative(listener: Listener, jaxpr: Jaxpr, eqn: Equation) -> bool:
-    """Return whether a read or write in a loop of this library is what a derivative made of a loop of the user.
+    """Return whether a read or write in a loop of this library is from the derivative of a loop of the user.
 
     That loop has been repaired before. So a rule has been asked, and there is a note, unless the array is made in the
     step.

@@ -106,7 +106,7 @@ def _from_end(x: Value, size: int) -> Value | None:
 
 
 def _plain(x: Value) -> Value:
-    """Return what a value is made of by equations that keep all numbers: in a wider type, with other axes of size 1."""
+    """Return the value before conversions to a wider type and changes of axes of size 1, which keep all numbers."""
     while (made := x.made_by) is not None and made.operands:
         name, (first, *others) = made.eqn.primitive.name, made.operands
         is_wider = jnp.issubdtype(first.dtype, jnp.integer) and np.can_cast(first.dtype, x.dtype)

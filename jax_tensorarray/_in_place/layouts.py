@@ -100,7 +100,7 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
 
 
 def may_be_in(body: registry.Body) -> bool:
-    """Return whether a body updates rows, and has products with axes of a batch, or scans what it has transposed."""
+    """Return whether a body updates rows, and has batched products or a scan over a transposed array."""
     found = {"product": False, "update": False}
     transposed: set[Any] = set()
 

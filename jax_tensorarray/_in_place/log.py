@@ -33,7 +33,7 @@ _OUTSIDE = "not-in-a-loop"
 
 @contextlib.contextmanager
 def tracing(fun: Callable[..., Any]) -> Iterator[Callable[[Jaxpr], None]]:
-    """Log what becomes of a function that is traced in a block. The result is told of the jaxpr as it is written."""
+    """Log what becomes of a function that is traced in a block. Call the result with the jaxpr as it is written."""
     if not logger.isEnabledFor(logging.INFO):
         yield lambda jaxpr: None
         return

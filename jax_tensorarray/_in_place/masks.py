@@ -139,7 +139,7 @@ def _selected(eqn: Equation, operands: Sequence[Value], mask: Mask, no: Value, y
 
 
 def _is_buffer(x: Value) -> bool:
-    """Return whether a value is a version of what a loop carries, or of what branches or a loop inside have made."""
+    """Return whether a value is a version of a carry, or of the result of branches or of an inner loop."""
     *_, first = x.versions()
     return selects.is_of_carry(x) or isinstance(first.pattern, InMemory)
 

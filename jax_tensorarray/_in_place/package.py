@@ -107,7 +107,7 @@ class PackageHook(importlib.abc.MetaPathFinder):
         return spec
 
     def ours(self, value: Any) -> Any:
-        """Return what a name `jit` stands for in the package: if it is JAX's, ours."""
+        """Return the value of a name `jit` in the package: our `jit` instead of JAX's."""
         if value is not jit and value is not jit_in_place:
             return value
         self.found = True

@@ -94,7 +94,7 @@ _RULES: dict[str, Callable[[Equation, Sequence[Map]], list[Map | None]]] = {
 
 
 def _rows_of(eqn: Equation) -> int:
-    """Return which operand of an update is what is written."""
+    """Return the number of the operand of an update that is written."""
     return 1 if eqn.primitive.name == "dynamic_update_slice" else 2
 
 
@@ -102,11 +102,11 @@ def _rows_of(eqn: Equation) -> int:
 
 
 class Step(NamedTuple):
-    """An equation on the way from a buffer to its next version."""
+    """An equation between a buffer and its next version."""
 
     known: dict[int, int]  #: the starts of its box that are known while tracing
-    is_put: bool = False  #: it replaces a part of the buffer by what that has become
-    drops: bool = False  #: the part is put back by an update that is left out where it is out of range
+    is_put: bool = False  #: it puts back a part of the buffer that has been updated
+    drops: bool = False  #: the update that puts the part back is left out if it is out of range
 
 
 class _Seen(NamedTuple):
@@ -114,13 +114,13 @@ class _Seen(NamedTuple):
 
     root: Any
     map: Map
-    path: tuple[Any, ...]  #: the variables on the way to it, in nested tuples
+    path: tuple[Any, ...]  #: the variables between the two, in nested tuples
     is_updated: bool  #: or joined of several
 
 
 @_compat.cached
 def put_together(jaxpr: Jaxpr) -> dict[Any, Step]:
-    """Return the variables on the way from a buffer to its next version that is made of parts of it."""
+    """Return the variables between a buffer and its next version, if that is made of parts of it."""
     inner = _compat.opened(jaxpr)
     search = _Search()
     if jaxprs.any_equation(inner, kinds.is_update):
@@ -434,7 +434,7 @@ def _read(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Value] |
 
 
 def _replaced(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Value] | None:
-    """Replace a part of a buffer by what it has become."""
+    """Put back a part of a buffer: the buffer gets the edits of the part."""
     buffer, part, box = _part(operands[0]), _part(operands[_rows_of(eqn)]), Box.of(eqn)
     if buffer is None or part is None or box is None or part.whole is not buffer.whole:
         return None
@@ -472,7 +472,7 @@ def _with_note(eqn: Equation, operands: Sequence[Value]) -> list[Any]:
 
 
 def _part(x: Value) -> Part | None:
-    """Return what is known of a part, None if it can be none."""
+    """Return a value as a part of its buffer, None if it can be none."""
     if x.taken is not None:
         return x.taken if isinstance(x.taken, Part) else None
     is_buffer = x.is_given and not x.is_constant and x.view is None and x.part is None and x.guard is None

@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """True, or 1, in some places, and false, or 0, elsewhere; or the other way round."""
+    """True, or 1, in some places, and false, or 0, elsewhere; or inverted."""
 
     places: tuple[Place, ...]
     inverted: bool = False
@@ -287,7 +287,7 @@ def _convert_element_type(eqn: Equation, operands: Sequence[Any]) -> Any:
 
 
 def _elementwise(eqn: Equation, operands: Sequence[Any]) -> Any:
-    """Return the pattern of what is made of repeated arrays: it is repeated, too."""
+    """Return the pattern of a result of repeated arrays: it is repeated, too."""
     of = eqn.outvars[0].aval.shape
     if not of or not any(isinstance(x.pattern, Repeated) for x in operands):
         return None

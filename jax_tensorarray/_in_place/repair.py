@@ -62,8 +62,7 @@ class Request(NamedTuple):
 class Repair:
     """An evaluator of jaxprs. Rows matter in loops, where work on all of them is repeated in every step.
 
-    Where the mask `active` is false, nothing that is computed counts: these examples have finished the loop around
-    them.
+    Examples whose `active` is false have finished the loop around them: the values that they compute do not matter.
     """
 
     def __init__(self, request: Request, *, in_loop: bool = False, active: Array | None = None) -> None:
@@ -152,11 +151,11 @@ class Repair:
         return Repair(self.request, in_loop=True, active=active)
 
     def of_lowering(self) -> "Repair":
-        """Return the evaluator for what is lowered and no longer differentiated."""
+        """Return the evaluator for jaxprs that are lowered and no longer differentiated."""
         return Repair(Request(None, Tape()), in_loop=self.in_loop)
 
     def has_choice(self, eqn: Equation) -> bool:
-        """Return whether a scan is one that chooses what it keeps."""
+        """Return whether a scan chooses its residuals."""
         return choosing.has_choice(eqn.params, [v.aval for v in eqn.invars], self.request.residuals)
 
     def finds(self, jaxpr: Jaxpr) -> bool:
@@ -192,7 +191,7 @@ class Repair:
         return any(map(self.finds, inner)) or (kind == "rules" and any(map(jaxprs.has_row_ops, inner)))
 
     def _finds_in_lowering(self, eqn: Equation) -> bool:
-        """Return whether there is something to repair in what a primitive of another library is lowered as."""
+        """Return whether there is something to repair in the lowering of a primitive of another library."""
         if eqn.primitive.name in RULES or eqn.primitive in ROW_OPS:
             return False
         return any(map(self.of_lowering().finds, foreign.lowered_as(eqn).values()))
@@ -313,7 +312,7 @@ class _Repaired(registry.Change):
         return self.repair.of_loop(mask[0]).function(jaxpr, added, is_whole=self.is_whole, ends=ends)(*own)
 
     def ends(self, active: Array, inputs: list[Value], outs: list[Value]) -> list[Value]:
-        """Return the results, which are what operands were where the mask is false, if only rows need be put back."""
+        """Return the results, equal to operands off the mask, if that takes only putting rows back."""
         after = list(outs)
         kept: list[int | None] = [None] * len(outs)
         for k, new in enumerate(outs):
@@ -336,7 +335,7 @@ class _Repaired(registry.Change):
         ]
 
     def policy(self, policy: Any) -> Any:
-        """Keep rows that are read in addition to what the policy keeps: else a step keeps the buffers that it reads."""
+        """Return a policy that also saves rows that are read: else a step saves the buffers that it reads."""
         if policy in (None, jax.checkpoint_policies.nothing_saveable):
             return save_reads  # by its own name, which undo knows
 
@@ -349,8 +348,8 @@ class _Repaired(registry.Change):
         return self.repair.call(f, *args)
 
     def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
-        # Primals and tangents are in one loop, from which JAX takes the linear part. It asks what in a scan is known,
-        # but in one that chooses it takes nothing for known.
+        # Primals and tangents are in one loop, of which JAX takes the linear part by partial evaluation. A scan that
+        # chooses its residuals would be unknown as a whole.
         without_choice = Repair(self.repair.request._replace(residuals=Tape()), in_loop=self.repair.in_loop)
         return self.repair.call(f, primals, dots, then=without_choice)
 

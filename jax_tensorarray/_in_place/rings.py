@@ -419,7 +419,7 @@ def _indexed(eqn: Equation, ring: Ring, indices: Value) -> tuple[Any, Array, Seq
     c, last = axes.index(ring.axis), ring.n - 1
     start = ring.start.reshape(*ring.start.shape, *[1] * (parts[c].ndim - ring.start.ndim))
     place = _wrapped(start, jnp.clip(parts[c], 0, last), ring.n)
-    if mode != lax.GatherScatterMode.CLIP:  # what is out of range stays there
+    if mode != lax.GatherScatterMode.CLIP:  # an index out of range stays out of range
         place = jnp.where((parts[c] >= 0) & (parts[c] <= last), place, parts[c])
     parts[c] = place
     return with_numbers(eqn, numbers, taken), jnp.stack(parts, axis=-1), moved
@@ -460,7 +460,7 @@ def _reversed(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | 
 
 
 def _elementwise(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
-    """Compute with registers whose rows are at the same places, and with what is the same for all rows."""
+    """Compute with registers whose rows are at the same places, and with values that all rows share."""
     rings = [x for x in operands if isinstance(x, Ring)]
     if not rings or any(x.start is not rings[0].start or x.axis != rings[0].axis for x in rings):
         return None

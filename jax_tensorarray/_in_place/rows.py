@@ -476,10 +476,10 @@ def scatter(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
 def _minimum(
     eqn: Equation, found: _Gathered, buffer: Array, at: Array, updates: Array, index: Array, rows: Array
 ) -> Array:
-    """Return the scatter as it is, whose derivative goes by rows: those of the maximum of what is negated.
+    """Return the scatter as it is, with a derivative by rows: that of the maximum of the negated rows.
 
-    To negate the rows takes longer than the scatter, which is in place by itself. But JAX's derivative of that makes
-    whole buffers.
+    The scatter is in place by itself, and takes less time than negating the rows. But its derivative in JAX makes whole
+    buffers.
     """
     params = found.address.params
 

@@ -110,7 +110,7 @@ def moved_into(jaxpr: Jaxpr) -> dict[int, list[Sum]]:
 
 
 def takes_sums(eqn: Equation) -> bool:
-    """Return whether what is added to a result of an equation can be added inside."""
+    """Return whether an addition to a result of an equation can be done inside of the equation."""
     return eqn.primitive.name == "scan" or registry.entry_of(eqn).kind in ("checkpoint", "branches")
 
 

@@ -27,7 +27,7 @@ def are_being_made(fun: Any, arguments: Any) -> bool:
 
 
 def state(fun: Any, arguments: Any) -> list[tuple[list[Any], tuple[str, str]]]:
-    """Return lists of arrays around a function, each with what they are and a line that may change them."""
+    """Return lists of arrays around a function, each with a name and a line that may change them."""
     found = [(jax.tree.leaves(module.variables), _LINEN) for module in _linen_modules(fun, arguments)]
     if _haiku_runs():
         haiku = sys.modules["haiku"]

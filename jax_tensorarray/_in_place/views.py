@@ -287,7 +287,7 @@ def _has_while(eqn: Equation) -> bool:
 
 
 def _read_in(inner: Any) -> set[Any]:
-    """Return the variables that may be read by rows, here or in what the equations run."""
+    """Return the variables that may be read by rows, here or in jaxprs that the equations run."""
     found = set(viewed(inner))
     for eqn in inner.eqns:
         if any(jaxprs.jaxprs_in(eqn.params)):
@@ -298,7 +298,7 @@ def _read_in(inner: Any) -> set[Any]:
 def _before(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:
     name, of = eqn.primitive.name, eqn.outvars[0].aval
     if name == "transpose" or (name == "broadcast_in_dim" and math.prod(of.shape) > math.prod(operands[0].shape)):
-        return [_view(eqn, operands)]  # XLA reads columns as well as rows, and what is repeated only once
+        return [_view(eqn, operands)]  # XLA reads columns as well as rows, and reads repeated elements once
     if name in CHEAP and any(x.shape for x in operands) and (found := view(eqn, operands)) is not None:
         return found
     inner = operands[0].view if name == "reshape" else None

@@ -178,7 +178,7 @@ class _Planned(Strategy):
 
 @dataclass(frozen=True)
 class Undo(Strategy):
-    """Store the rows that each step overwrites, and the values that the buffers cannot give again: "undo".
+    """Store the rows that each step overwrites, and the values that cannot be recomputed: "undo".
 
     Use it for bodies that read a whole buffer in each step. A tape would hold a copy of the buffer for every step.
 

@@ -67,9 +67,9 @@ class Checkpoint(Strategy):
         self, loop: Replay, steps: Array, consts: Any, init: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
         m, c = len(consts), len(const_cts)
-        slots = max(1, min(self.carries, loop.max_steps))  # one for each step is all that there is to keep
+        slots = max(1, min(self.carries, loop.max_steps))  # there is no more than one carry per step
         reach = _Reach(loop.max_steps)
-        # Carries that a step does not read, such as rows of results, are not kept: they are written anew, to nowhere.
+        # Carries that a step does not read, such as rows of results, are not kept: their writes go to a dummy.
         live = live_carries(loop.body)
 
         def whole(kept: Sequence[Array]) -> list[Array]:

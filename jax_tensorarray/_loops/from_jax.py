@@ -109,7 +109,7 @@ def _traced(loop: Callable[..., Any], functions: Sequence[Any], args: Any, optio
     try:
         types = tuple(map(jax.typeof, leaves))
     except TypeError:
-        loop(*functions, *args, *options)  # says what is not an array
+        loop(*functions, *args, *options)  # its error names the argument that is not an array
         raise
     try:
         hash((tree, options, *map(weakref.ref, functions)))
@@ -192,7 +192,7 @@ def _asks_with_effects(eqn: Equation) -> bool:
 def _with_its_end(
     functions: Sequence[Any], args: Any, shape: Any, max_steps: int | None, strategy: Strategy, bound: Bound, error: str
 ) -> Any:
-    """Run a loop that carries whether it goes on: it is asked once before each step and at the end, and no more."""
+    """Run a loop that carries the value of its condition, which is evaluated once before each step and at the end."""
     (cond_fun, body_fun), (init,) = functions, args
 
     def body(state: Any) -> Any:

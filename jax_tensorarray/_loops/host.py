@@ -60,7 +60,7 @@ def zeros(aval: Any) -> Array:
 
 
 def ta_host_empty(aval: Any) -> Array:
-    """Return a tape of that type to which nobody has written. The device holds no part of it.
+    """Return an unwritten tape of that type. The device holds no part of it.
 
     >>> import jax, jax.numpy as jnp
     >>> jax.typeof(ta_host_empty(on_host(jax.typeof(jnp.zeros((3, 2))))))
@@ -134,7 +134,7 @@ def _read_transpose(ct: Any, tape: Any, step: Array, *, batch_dims: int, space: 
 
 def _write_transpose(ct: Any, tape: Any, step: Array, value: Any, *, batch_dims: int) -> Any:
     has_tape, has_value = ad.is_undefined_primal(tape), ad.is_undefined_primal(value)
-    # Each row of a tape is written once, so nobody asks for the cotangent of its old value. Zeros would be right, but
+    # Each row of a tape is written once, so the cotangent of its old value is never read. Zeros would be right, but
     # writing them beside the read would copy the tape.
     row = ta_host_read(ct, step, batch_dims=batch_dims, space=HOST) if has_value else None
     return [ct if has_tape else None, None, row]

@@ -65,9 +65,9 @@ _CHEAP = kinds.CHEAP.union(
 class Linearized:
     """A body together with the derivative of one step of it."""
 
-    whole: Any  #: maps what the body takes to what it gives, followed by all residuals
+    whole: Any  #: the body, which returns all residuals after its results
     is_const: list[bool]  #: which inputs of the body are the same in every step
-    jaxpr: Jaxpr  #: maps what the body takes to what it gives, followed by the residuals to be taped
+    jaxpr: Jaxpr  #: the body, which returns the residuals to be taped after its results
     num_outs: int
     sources: "tuple[Source, ...]"  #: of every residual
     tree: Any  #: of the tangent function, whose leaves are the residuals
@@ -76,7 +76,7 @@ class Linearized:
     steps: tuple[int | None, ...]
     tangent_types: list[Any]  #: of the consts and carries with tangents
     num_const_dots: int  #: how many of these are consts
-    of: "tuple[Any, tuple[bool, ...], tuple[bool, ...]]"  #: what `linearize` was called with
+    of: "tuple[Any, tuple[bool, ...], tuple[bool, ...]]"  #: the arguments of `linearize`
 
     @property
     def taped(self) -> list[Any]:
@@ -334,5 +334,5 @@ def _may_raise(eqn: Equation) -> bool:
 
 
 def read_by(eqn: Equation) -> Sequence[Any]:
-    """Return what the value of an equation depends on. For a guard this is its operand."""
+    """Return the operands that the value of an equation depends on: of a guard the second one."""
     return eqn.invars[1:] if eqn.primitive is ta_guard_p else eqn.invars

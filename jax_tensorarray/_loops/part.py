@@ -67,8 +67,8 @@ def _write_abstract_eval(buffer: Any, index: Any, value: Any, parts: Any, *, bat
     return like_buffer(buffer)
 
 
-# Derivatives are of whole rows, which is as good: nobody reads the other parts. They have transposes, which second
-# derivatives in reverse mode need. Where there are no kernels whole rows are moved as well.
+# Derivatives are of whole rows: nobody reads the other parts. Ops of whole rows have transposes, which second
+# derivatives in reverse mode need. Without kernels whole rows are moved, too.
 
 
 def _read_jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:

@@ -165,7 +165,7 @@ def partial_eval_in_checkpoint(
     """Apply the rule of `jax.checkpoint` for primitives without a rule, with a difference for effects.
 
     JAX would save all results of a loop with effects, and lose results that only a `jax.debug.callback` uses.
-    `known_part` returns the equation of what is known although some operands are not, and which results it has.
+    `known_part` returns the equation of the results that do not depend on unknown operands, and flags these results.
     """
     n = len(eqn.outvars)
     needed = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]

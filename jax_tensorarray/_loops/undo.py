@@ -47,18 +47,18 @@ Array = jax.Array
 class Plan:
     """The values to keep of a step, and the function that undoes the step."""
 
-    jaxpr: Jaxpr  #: maps what the body takes to what it gives, followed by what is kept
+    jaxpr: Jaxpr  #: the body, which returns the kept values after its results
     num_outs: int
-    steps: tuple[int | None, ...]  #: of what is kept, as for `record`
-    shared: Any  #: maps what is the same in every step to what is needed of it
+    steps: tuple[int | None, ...]  #: of the kept values, as for `record`
+    shared: Any  #: maps the inputs that are the same in every step to the shared values that `back` takes
     #: `back(step, *tapes, *shared, *const_dots, *buffers_after, *carry_dots) -> (*buffers_before, *carry_dots_after)`
     back: Any
     after: tuple[int, ...]  #: which carries after the step are the buffers
-    saves_buffers: bool  #: whether a tape would keep buffers, or what is computed from them
+    saves_buffers: bool  #: whether a tape would keep buffers, or values computed from them
 
     @property
     def kept(self) -> list[Any]:
-        """Types of what is kept."""
+        """Types of the kept values."""
         return list(self.jaxpr.out_avals)[self.num_outs :]
 
     @property
@@ -69,13 +69,12 @@ class Plan:
 def plan(linear: Linearized, max_steps: int, *, keeps_costly: bool = True) -> Plan:
     """Plan to undo the steps of a loop that takes `max_steps` at most.
 
-    With `keeps_costly`, what is large and takes long to compute is kept, not computed again.
+    With `keeps_costly`, large values that take long to compute are kept and not recomputed.
     """
     planned = _Planning(linear, max_steps, keeps_costly).plan()
     opened = linear.without_checkpoints if planned.saves_buffers else None
     if opened is not None:
-        # A checkpoint computes a step again from a copy of its buffers. This plan updates the buffers themselves, and
-        # undoes that.
+        # A checkpoint recomputes a step from a copy of its buffers. This plan updates the buffers and undoes that.
         for keeps_small in (True, False):
             other = _Planning(opened, max_steps, keeps_costly, keeps_small).plan()
             if other.bytes <= _gates.OPENED_SHARE * planned.bytes:
@@ -98,7 +97,7 @@ class _Planning:
         small = max(rows, buffers // max_steps if max_steps else 0) if keeps_small else 0
         self.limit = max(_gates.KEPT_BYTES, small)
         self.kept: dict[Any, None] = {}  # variables, in their order
-        #: Equations to be evaluated again, by their numbers, and which of their results are for use.
+        #: The equations to evaluate again, by number, and which of their results are used.
         self.made: dict[int, frozenset[int]] = {}
         #: By equation, which of these results are versions of buffers that it updates.
         self.updated: dict[int, list[int]] = {}
@@ -130,7 +129,7 @@ class _Planning:
             if _is_variable(v):
                 self.versions.setdefault(v, version)
         self.eqn_of = {v: k for k, eqn in enumerate(inner.eqns) for v in eqn.outvars}
-        # The outputs are there to trace them. Large ones that nothing reads are pruned with them.
+        # The outputs are only there to be traced. Large ones that nothing reads are pruned.
         read = (*self.body_outs, *(v for eqn in inner.eqns for v in eqn.invars))
         self.is_read = set(filter(_is_variable, read))
 
@@ -196,7 +195,7 @@ class _Planning:
             self.kept, self.made = kept, made
 
     def keep_less(self) -> None:
-        """Instead of the large values, keep what all of them can be made of, if that takes less."""
+        """Instead of the large values, keep those that they can be computed from, if these take less."""
         large = [v for v in self.kept if not self.is_small(v)]
         kept = {v: None for v in self.kept if self.is_small(v)}
         made = dict(self.made)
@@ -207,9 +206,9 @@ class _Planning:
             self.kept, self.made = kept, made
 
     def return_updated(self) -> None:
-        """Make the newer versions of the buffers that equations update when they are evaluated again.
+        """Return also the newer versions of the buffers that equations update when they are evaluated again.
 
-        Then the older ones are found from these by putting rows back, as after a step. Else XLA would copy the older.
+        Putting rows back then restores the older versions, as after a step. Otherwise XLA would copy these.
         """
         for k in self.made:
             eqn = self.inner.eqns[k]
@@ -233,7 +232,7 @@ class _Planning:
         return self.is_free(v) or v in self.kept or self.is_made(v, self.made)
 
     def can_make(self, v: Any, kept: dict[Any, None], made: dict[int, frozenset[int]]) -> bool:
-        """Return whether a variable can be made again. Add the equations that make it, and what they need kept."""
+        """Return whether a variable can be recomputed. Add its equations to `made`, and what these need to `kept`."""
         k = self.eqn_of.get(v)
         if k is None or not self.is_repeatable(self.inner.eqns[k]):
             return False

@@ -43,7 +43,7 @@ ta_while_p.multiple_results = True
 
 
 class Bound(NamedTuple):
-    """How the user gives a loop its `max_steps`, for messages."""
+    """The way in which the user gives a loop its `max_steps`, for messages."""
 
     name: str = "max_steps"
     loop: str = "while_loop(cond_fun, body_fun, init_val, "
@@ -76,7 +76,7 @@ class WhileOptions:
 
     @property
     def leading(self) -> list[bool]:
-        """Flags of what the body takes before its consts: no tangent, batch axis or dependence of it is considered."""
+        """Flags of the inputs of the body before its consts: they have no tangents, batch axes or dependences."""
         return [False] * (self.batch_dims > 0)
 
 
@@ -244,13 +244,13 @@ def _varying_as_predicate(predicate: Any, consts: Sequence[Array], carry: Sequen
 
 
 def _is_evaluated_twice(cond: Any) -> bool:
-    """Return whether a batched condition is evaluated twice a step, and calls its callbacks, as in JAX's own loop."""
+    """Return whether a batched condition, with its callbacks, is evaluated twice per step, as in JAX's own loop."""
     if _compat.has_callbacks(cond):
         return not _compat.has_ordered_effects(cond)
     return not jaxprs.has_row_ops(cond)
 
 
-# Part of a loop is unknown only where its tangents are put off, for reverse mode or jax.linearize. With max_steps the
+# Part of a loop is unknown only if its tangents are deferred, for reverse mode or jax.linearize. With max_steps the
 # tangents are a loop of their own by then. Without max_steps the loop runs again, with the tangents; it has no
 # transpose, but perhaps none is needed. As for JAX's own loop, the known results come from a loop of the known carries.
 

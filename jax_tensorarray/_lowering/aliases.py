@@ -15,8 +15,8 @@ from jax_tensorarray._types import Equation
 def aliased(eqn: Equation) -> Sequence[tuple[int, int]]:
     """Map operands to the results that share their memory, by number.
 
-    `jax.ffi` and Pallas say so in a parameter. The lowering rule of another primitive may make such a call, too: what
-    it makes is looked at once for each type of its operands.
+    `jax.ffi` and Pallas have a parameter that says so. The lowering rule of another primitive may make such a call,
+    too. So the primitive is lowered once for each type of its operands.
     """
     if (found := eqn.params.get("input_output_aliases")) is not None:
         return [*found.items()] if isinstance(found, dict) else list(found)
@@ -43,7 +43,7 @@ def _made(eqn: Equation) -> Sequence[tuple[int, int]]:
 
     try:
         text = jax.jit(call).trace(*(v.aval for v in eqn.invars)).lower().as_text()
-    except Exception:  # what a rule of another library raises when its call is made alone
+    except Exception:  # the rule of another library may raise anything if the call is lowered alone
         return ()
     found = re.search(r"stablehlo\.custom_call @[\w.]+\((.*?)\)(.*)", text)
     if found is None:

@@ -30,14 +30,14 @@ class Block:
         inner = _compat.opened(like)
         self.eqns: list[Equation] = []
         self.constvars, self.consts = list(inner.constvars), list(getattr(like, "consts", ()))
-        self.names: dict[Any, Atom] = {}  #: what stands for a variable from now on
+        self.names: dict[Any, Atom] = {}  #: the atom that replaces a variable from now on
 
     def read(self, atom: Atom) -> Atom:
-        """Return what stands for a variable or a literal."""
+        """Return the atom that replaces a variable, or a literal itself."""
         return atom if isinstance(atom, Literal) else self.names.get(atom, atom)
 
     def add(self, eqn: Equation, **changes: Any) -> Equation:
-        """Add an equation, with what stands for its operands."""
+        """Add an equation, with its operands replaced."""
         if "invars" not in changes and self.names:
             changes["invars"] = [self.read(v) for v in eqn.invars]
         eqn = eqn.replace(**changes) if changes else eqn
@@ -57,7 +57,7 @@ class Block:
         *,
         has_lines: bool = True,
     ) -> list[Atom]:
-        """Visit the equations of a closed jaxpr with new variables. Return what stands for its results after that.
+        """Visit the equations of a closed jaxpr with new variables. Return the atoms of its results.
 
         Unless it `has_lines` of the user's, its equations have that of the equation in whose place they are.
         """

@@ -47,7 +47,7 @@ class _Orderer:
         self.ownership, self.sinks, self.barriers_hold = Ownership(), sinks, barriers_hold
 
     def ordered(self, scope: Scope) -> Any:
-        """Return the jaxpr of a scope, ordered, and what is in it."""
+        """Return the jaxpr of a scope, ordered, with ordered jaxprs in it."""
         ordered, block = self._order(scope), Block(scope.closed)
         for k in ordered.order[:-1]:
             eqn, inner = ordered.eqns[k], inner_scopes(scope, scope.jaxpr.eqns[k])
@@ -187,7 +187,7 @@ class _Block:
         return self.used_by.get(value, [])
 
     def used_after(self, owner: int, result: Any, limit: float) -> Any:
-        """Return a result, or what is made of it, that is used by the owner or after it.
+        """Return a result, or a value made of it, that the owner uses or a later equation.
 
         XLA removes from a barrier what is not used after it, and that does not wait.
         """
@@ -218,7 +218,7 @@ class _Block:
         return found
 
     def waited_for(self, owner: int, reader: int, buffer: Any) -> list[Any]:
-        """Return what the owner has to wait for, so that a reader of its buffer comes first."""
+        """Return the values that the owner has to wait for, so that a reader of its buffer comes first."""
         eqn, limit = self.eqns[reader], num_bytes(buffer) / 2
         results = _results(eqn)
         if is_fused(eqn) and num_bytes(buffer) >= _gates.ORDERED_BYTES_OF_ALL:
@@ -228,7 +228,7 @@ class _Block:
         return results if jaxprs.is_of_ours(eqn) else [self.used_after(owner, x, limit) for x in results]
 
     def fused_with(self, owner: int, reader: int, buffer: Any) -> list[Any]:
-        """Return what XLA may fuse a reader with, and the owner has to wait for: nothing if XLA runs it by itself."""
+        """Return the values that the owner waits for because XLA may fuse the reader with them: none if it fuses nothing."""
         eqn, limit = self.eqns[reader], num_bytes(buffer) / 2
         found = (x for result in _results(eqn) for x in self._made_of(owner, result, limit)) if is_fused(eqn) else ()
         return list(dict.fromkeys(found))
@@ -261,10 +261,9 @@ class _Block:
         return k == self.end or (self.barriers_hold and updates(self.eqns[k]) and self.eqns[k].invars[0] is value)
 
     def is_read_as_it_leaves(self, owner: int) -> bool:
-        """Return whether a branch returns what an equation makes of a buffer, and reads it, too.
+        """Return whether a branch returns what an equation makes of a buffer, and also reads it.
 
-        Then XLA copies the buffer twice, even if the equation is made of all that is read before: a barrier prevents
-        it.
+        Then XLA copies the buffer twice, even if the equation depends on all reads before it. A barrier prevents that.
         """
         if not isinstance(self.scope.role, int):
             return False
@@ -274,7 +273,7 @@ class _Block:
     def has_barrier(self, owner: int) -> bool:
         """Return whether a buffer may pass a barrier before an update of ours.
 
-        XLA then no longer sees that the update changes what its operands are made of. It fuses a slice of the buffer
+        XLA then no longer sees that the operands of the update are made of the buffer. It fuses a slice of the buffer
         with the update, and copies the buffer for that.
         """
         eqn = self.eqns[owner]
@@ -323,7 +322,7 @@ def _results(eqn: Equation) -> list[Any]:
 
 
 def num_bytes(value: Any) -> float:
-    """Return the size of an array in bytes, infinity if it is not known, and 0 for what is not of numbers."""
+    """Return the size of an array in bytes: infinity if it is not known, and 0 for tokens, keys and refs."""
     aval = value.aval
     if not is_of_numbers(aval):
         return 0

@@ -39,7 +39,7 @@ def operands_of(eqn: Equation) -> list[Any]:
 
 
 def readers_of(eqn: Equation) -> list[Any]:
-    """Return what a call of ours only waits for: none if its readers need no order."""
+    """Return the operands that a call of ours only waits for: none if it needs no order."""
     return [] if eqn.params.get("unordered") else list(eqn.invars[len(eqn.invars) - waits_of(eqn) :])
 
 

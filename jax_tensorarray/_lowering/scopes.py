@@ -63,7 +63,7 @@ class Scope:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the program itself, or what a `shard_map` or a call runs: not part of a loop or a branch."""
+        """Whether this is the program or the jaxpr of a `shard_map` or a call: not part of a loop or a branch."""
         return self.role in (None, "call", "shard")
 
     @property
@@ -86,7 +86,7 @@ class Scope:
         return eqn.invars[number] if self.role == "call" else None
 
     def carried(self, atom: Atom) -> int | None:
-        """Return the number of the carry that an argument of a loop is."""
+        """Return the number of the carry that an argument of a body or condition is, None if it is none."""
         number = None if isinstance(atom, Literal) else self.numbers.get(atom)
         if number is None or self.role not in ("condition", "body"):
             return None
@@ -125,12 +125,12 @@ def home_of(scope: Scope, value: Any) -> tuple[Scope, Any]:
 
 
 def init_of(loop: Equation, number: int) -> Atom:
-    """Return what a carry of a loop begins as."""
+    """Return the initial value of a carry."""
     return loop.invars[loop.params["cond_nconsts"] + loop.params["body_nconsts"] + number]
 
 
 def argument(loop: Equation, number: int) -> Any:
-    """Return the argument of a loop's body that a carry is."""
+    """Return the variable of a carry in the body of a loop."""
     return _compat.opened(loop.params["body_jaxpr"]).invars[loop.params["body_nconsts"] + number]
 
 

@@ -146,9 +146,8 @@ class Rewriter:
 class _Rows:
     """Replaces the ops of one jaxpr by slices, in order.
 
-    Reads of a buffer come before its update, in one of two ways. Each gives the buffer that is there afterwards and a
-    number for the index of the update: an optimization barrier, after which the buffer is another value, or a number
-    that is 0.
+    Reads of a buffer come before its update by an optimization barrier, after which the buffer is another value. Before
+    jaxlib 0.12 on CPUs they do so by a 0 that depends on the reads, which is added to the index of the update.
     """
 
     def __init__(self, scope: Scope, uses: Uses, barriers_hold: bool, made_again: frozenset[Any]) -> None:
@@ -167,8 +166,8 @@ class _Rows:
     def materialize(self, eqn: Equation) -> bool:
         """Have an operation that reads whole buffers read them after their updates. Return whether there are such.
 
-        XLA would make an update again in the fusion that reads, of the buffer before it, and so copy that one. What
-        nothing else uses may be made there alone.
+        XLA would compute an update again in the fusion that reads, and copy the buffer from before the update for that.
+        If nothing else uses the updated buffer, XLA computes it in the fusion only.
         """
         found = False
         if not self.barriers_hold or not self.scope.is_in_loop:
@@ -241,7 +240,7 @@ class _Rows:
         return found
 
     def _name(self, variable: Any, atom: Atom) -> None:
-        """Have a value stand for a variable."""
+        """Replace a variable by a value from now on."""
         self.block.names[variable] = atom
         if not isinstance(atom, Literal):
             self.named.setdefault(atom, []).append(variable)
@@ -249,7 +248,7 @@ class _Rows:
     def _pass_on(self, old: Atom, new: Any) -> None:
         """Rename a value to its copy behind a barrier.
 
-        Further reads of the buffer pass barriers side by side: XLA may fuse what is not in a chain.
+        Further reads of the buffer pass barriers side by side, because XLA does not fuse what is in a chain of barriers.
         """
         if not isinstance(old, Literal):
             for variable in [old, *self.named.pop(old, [])]:
@@ -258,9 +257,9 @@ class _Rows:
     # --- order
 
     def _after(self, eqn: Equation, more: Sequence[Atom] = ()) -> tuple[list[Atom], list[Atom]]:
-        """Return the buffer of an op after what it waits for, and perhaps a 0 for the index of an update.
+        """Return the buffer of an op after the values that it waits for, and perhaps a 0 for the index of an update.
 
-        It waits for `more` values, too, which come after the buffer as they are then.
+        It waits for `more` values, too, and they are returned after the buffer.
         """
         buffer, *more = map(self.block.read, [eqn.invars[0], *more])
         before = self.read_before.get(hashable(buffer), set())

@@ -189,7 +189,7 @@ def _index_of_empty_batch(
 ) -> Any:
     """Return the index for a batch of no buffers. An empty batch must still raise for a bad index.
 
-    So rows without elements are read, which raises, and what is read becomes the index.
+    So rows without elements are read, which raises, and the result becomes the index.
     """
     from jax_tensorarray._ops.read import ta_read_p  # its arguments come from here
 

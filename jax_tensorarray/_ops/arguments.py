@@ -22,7 +22,7 @@ _short.maxother = _short.maxstring = 80
 
 
 def _noun(op: str) -> str:
-    """Return what the user of an op has: methods of a TensorArray are named after it, and other ops take buffers."""
+    """Return the noun for the first argument of an op: the names of methods begin with TensorArray."""
     return "TensorArray" if op.startswith("TensorArray") else "buffer"
 
 

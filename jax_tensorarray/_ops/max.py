@@ -99,7 +99,7 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     old = ta_read_p.bind(buffer, index, *where, **params)
     # NaN is neither more nor less than anything: it has no derivative, as in jnp.maximum.
     if math.prod(positions_of(index, params["index_dims"])[params["batch_dims"] :]) <= 1:
-        # Nor would a value be equal to the maximum, if XLA computes it anew beside the op and rounds in another way.
+        # And if XLA computes a value again beside the op, and rounds it in another way, it would not equal the maximum.
         keeps, wins = old >= value, value >= old
     else:
         new = ta_read_p.bind(out, index, *where, **params)

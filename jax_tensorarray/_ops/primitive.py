@@ -343,7 +343,7 @@ def _linear_jvp(primitive: Primitive, linear_in: Sequence[int], primals: Any, ta
 
 
 def _taylor(primitive: Primitive, primals: Sequence[Array], series: Sequence[Sequence[Array]], **params: Any) -> Any:
-    """Return the op of the primals, and of each coefficient of their Taylor series what the derivative makes of it.
+    """Return the op of the primals, and for each coefficient of their Taylor series the tangent.
 
     Every op is linear where it is differentiable, or is so piece by piece, as the maximum is.
     """
@@ -418,7 +418,7 @@ def batched_params(params: Params, index_dim: int | None, new_axes: int = 1) -> 
     return params | {"batch_dims": params["batch_dims"] + new_axes, "mode": mode}
 
 
-#: Whether what is batched now may be run for examples that do not take part, without a mask that says which.
+#: Whether ops that are batched now may run for examples that do not take part, without a mask of these.
 _is_unmasked = jax.make_user_context(False)
 
 
@@ -495,7 +495,7 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
 
 
 def _after_waiting(reference: Callable[..., Any]) -> Callable[..., Any]:
-    """Extend `reference` to operands that are only waited for: what it is given first comes after a barrier."""
+    """Extend `reference` to operands that are only waited for: a barrier puts its first operand after them."""
 
     def meaning(*operands: Array, waits: int = 0, unordered: bool = False, effect: bool = False, **params: Any) -> Any:
         if waits:
