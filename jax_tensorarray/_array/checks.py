@@ -195,7 +195,7 @@ def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
     if is_like and not getattr(value, "weak_type", False):  # an attribute that random keys do not have
         return value
     if isinstance(value, np.ndarray):
-        value = value.copy()  # JAX may use the memory as it is, and read it when its turn comes
+        value = value.copy()  # JAX may use this memory, and read it later
     kind = _python_kind(value)
     if kind is None or dtype is None:
         value = _as_array(op, value, dtype)

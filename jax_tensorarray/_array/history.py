@@ -129,7 +129,7 @@ def _holds_keys(buffer: Any) -> bool:
 
 
 def _nobody() -> None:
-    """Return None, as a weak reference to a version that is gone does."""
+    """Return None, as a dead weak reference does."""
 
 
 class _Store:
@@ -208,7 +208,7 @@ class _Store:
         self.warm.add(kind)
 
     def trim(self) -> None:
-        """Drop the entries of the log that nobody can need any more."""
+        """Drop the entries of the log that no older version needs any more."""
         while len(self.log) > 1:
             oldest = self.log[1][1]()
             if oldest is not None and oldest.is_in(self):

@@ -15,11 +15,11 @@ from jax_tensorarray._array.tensorarray import TensorArray
 
 
 def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any:
-    """Return a carry in which each array knows what a loop needs: the shape of a row, and how many there may be.
+    """Return a carry in which each array knows what a loop needs: the shape of a row, and a bound on their number.
 
     If an array lacks either, the step is traced to find out. An array that the step writes gets the shape of the rows
-    that are written. One that grows gets room for the rows that each step appends, or a loop inside of it; for a row a
-    step if it is written at indices that are not known. An array that nobody writes needs neither.
+    that are written. One that grows gets room for the rows that each step appends, or a loop inside of it; one row
+    per step if it is written at indices that are not known. An array that is not written needs neither.
     """
     leaves, tree = jax.tree.flatten(carry, is_leaf=is_array)
     incomplete = list(map(_is_incomplete, leaves))

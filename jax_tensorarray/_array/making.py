@@ -45,7 +45,7 @@ def created(
         op, mode = "TensorArray: size not in [0, max_size]", None
         if spec.found_by == "growing":
             op, mode = op + spec.bound(), "error"
-        # Where it is dropped, since no mask says which examples run, there are no rows.
+        # If the check drops the size of an example that does not run, the example has no rows.
         size = jnp.maximum(ta_check(size, spec.max_size + 1, mode=mode, op=op), 0)
     return Stacked.zeros(spec, size, [(shape, checks.as_dtype(dtype)) for shape, dtype in rows])
 

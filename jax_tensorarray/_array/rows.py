@@ -35,7 +35,7 @@ class Spec:
     shape: Shape = None  #: of a row, as far as it was given
     dtype: Any = None  #: None where the rows say it
     ranks: tuple[int, ...] | None = None  #: of an element's leaves, where rows are stacked in buffers
-    found_by: str = ""  #: what found max_size, since nobody gave it: "a loop" by its steps, or "growing"
+    found_by: str = ""  #: the finder of a max_size that the user did not give: "a loop" by its steps, or "growing"
     is_carried: bool = False  #: whether a loop or a branch of JAX was given the array, which keeps its shape there
     is_unused: bool = False  #: whether a loop has seen that its body writes no row, so that it need not know its shape
 
@@ -58,7 +58,7 @@ class Spec:
     def declared(
         cls, element: PyTreeDef, rows: list[Any], dynamic_size: bool | None, max_size: Any, infer_shape: bool = True
     ) -> "Spec":
-        """Return what the arguments of a constructor say. `rows` has the shape and dtype of each leaf of a row."""
+        """Return the spec for the arguments of a constructor. `rows` has the shape and dtype of each leaf of a row."""
         if max_size is not None:
             if not dynamic_size:
                 raise ValueError("TensorArray: max_size says how far an array may grow, so it needs dynamic_size=True")
@@ -141,7 +141,7 @@ class Rows(ABC):
         self.most = size if type(size) is int else 0  # of those sizes since a trace began that are known
 
     def tell(self) -> Any:
-        """Return the number of live rows for the user, who may write there what he means to append."""
+        """Return the number of live rows for the user, who may append by a write at this index."""
         size = self.live()
         if isinstance(size, jax.core.Tracer):
             self.told = weakref.ref(size)
@@ -149,7 +149,7 @@ class Rows(ABC):
         return np.int32(size) if size <= np.iinfo(np.int32).max else np.int64(size)
 
     def is_size(self, index: Any) -> bool:
-        """Return whether an index is the traced number of rows that the user has been told."""
+        """Return whether an index is the traced size that `tell` has returned."""
         return self.told is not None and index is not None and self.told() is index
 
     @property

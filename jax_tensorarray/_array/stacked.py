@@ -90,7 +90,7 @@ class Stacked(Rows):
             of_gradient = _is_of_gradient(size.value)
             size = self._checked(size.value)
             if isinstance(size, int) and not of_gradient:
-                self.size = size  # a traced one must not outlive what is being traced
+                self.size = size  # a tracer must not outlive its trace
         return self.layout.capacity if size is None else size
 
     def _checked(self, size: Any) -> Any:
@@ -203,7 +203,7 @@ class Stacked(Rows):
             if size is not None and where is None and self._is_eager() and not are_traced(values):
                 return self._written_now(index, values, size, layout.capacity)
         op += spec.bound()
-        if spec.found_by == "growing":  # a row that is lost may not be lost in silence, whether masks reach it or not
+        if spec.found_by == "growing":  # a lost row is always an error, even if no mask reaches it
             mode = mode or "error"
         grows = spec.dynamic_size and (not is_known or size is None or _largest(index) >= size)
         if grows and spec.max_size is None:
@@ -355,7 +355,7 @@ def _of_ranks(spec: Spec, ranks: list[int]) -> Spec:
 
 
 def _is_of_gradient(size: Any) -> bool:
-    """Return whether this is what JAX gives as the gradient of a size. A gradient has as many rows as there may be."""
+    """Return whether a size is a gradient that JAX has made of a size. A gradient has as many rows as there may be."""
     return getattr(size, "dtype", None) == jax.dtypes.float0
 
 

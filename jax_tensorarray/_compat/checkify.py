@@ -35,7 +35,7 @@ def checked_inside(primitive: Primitive, name: str, run: Callable[..., Sequence[
 
     The jaxpr with checks, and its operands, are run by `run(jaxpr, operands, given, found, **params)`. An error is its
     first `given` operands and its first `found` results. There is no public way to say so. Without it checkify finds
-    no error in what has a derivative of its own.
+    no error in functions with a derivative of their own.
     """
     private = private_names("checkify", "error_checks", "checkify_jaxpr")
     if private is None:
@@ -54,7 +54,7 @@ def checked_inside(primitive: Primitive, name: str, run: Callable[..., Sequence[
 
 
 def _split(args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Split the arguments of a rule: the operands come after the error and what is enabled.
+    """Split the arguments of a rule: the operands come after the error and the enabled checks.
 
     Since jax 0.11 the numbers of errors come before these.
     """
@@ -69,8 +69,8 @@ def checked_besides(
 ) -> None:
     """Let `checkify` look for errors in what `checks(enabled, *operands, **params)` runs, whose results are not used.
 
-    `enabled` is what the user has it look for. The primitive itself is bound with what `params_then(enabled, operands,
-    params)` returns. There is no public way to say so. Without it checkify finds no index that is out of range.
+    `enabled` are the checks that the user asks for. The primitive itself is bound with what `params_then(enabled,
+    operands, params)` returns. There is no public way to say so. Without it checkify finds no index out of range.
     """
     private = private_names("checkify", "error_checks", "checkify_jaxpr")
     if private is None:

@@ -14,7 +14,7 @@ Array = jax.Array
 def asks_policies(primitive: Primitive) -> None:
     """Have `jax.checkpoint` ask its policy whether to save the results of `primitive`.
 
-    What JAX will use for it next, and uses now if JAX_REMAT3 is set, asks only about primitives that have a rule in
+    The next implementation of `jax.checkpoint`, now under JAX_REMAT3, asks only about primitives that have a rule in
     a private table. Without it `save_reads` saves nothing under that setting, and each step keeps whole buffers.
     """
     private = private_names("interpreters.remat", "rules", "reduce_precision")

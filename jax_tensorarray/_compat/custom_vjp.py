@@ -24,7 +24,7 @@ class CustomVJPRules:
         (_, self._forward, self._backward), self._trees = params["subfuns"], params["out_trees"]
 
     def forward(self, primals: Sequence[Array], has_tangent: Sequence[bool]) -> tuple[list[Array], list[Array]]:
-        """Return the results and what `backward` is to have."""
+        """Return the results and the residuals for `backward`."""
         found = list(self._forward.call_wrapped(*itertools.chain(*zip(primals, has_tangent, strict=True))))
         _, tree, passed_on = self._trees()
         num_made = tree.num_leaves - sum(k is not None for k in passed_on)

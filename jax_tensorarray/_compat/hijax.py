@@ -19,6 +19,6 @@ def has_linearization(eqn: Equation) -> bool:
 
 
 def name_of_primitive(eqn: Equation) -> str:
-    """Return what the author of a primitive has called it."""
+    """Return the name that the author has given to a primitive."""
     hi = eqn.params.get("_prim")
     return type(hi).__name__ if isinstance(hi, _BASE) else str(eqn.primitive.name)

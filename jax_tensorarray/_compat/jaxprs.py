@@ -57,7 +57,7 @@ def closed_over(traced: Any) -> list[Array]:
 
 @cached
 def known_part(jaxpr: Jaxpr, unknown: Sequence[bool], forced: Sequence[bool] = ()) -> tuple[Any, list[bool]]:
-    """Return the jaxpr of what does not depend on unknown inputs, and which outputs it lacks: the `forced` ones too.
+    """Return the jaxpr of the outputs that do not depend on unknown inputs, and flags of the others and the `forced`.
 
     Public since 0.11. Without it everything is unknown, and loops may demand a max_steps that they do not need.
     """
@@ -76,7 +76,7 @@ def name_of_function(jaxpr: Jaxpr) -> str:
 
 
 def has_callbacks(x: Any) -> bool:
-    """Return whether evaluating a jaxpr or an equation once more would be seen: it has other effects than on its refs.
+    """Return whether it would be visible to evaluate a jaxpr or an equation once more: by effects that are not on refs.
 
     The types of effects are private; those of refs say which input they belong to, and those of named axes are none.
     """

@@ -27,8 +27,8 @@ def lowers_its_bodies(primitive: Primitive) -> None:
 def taken_apart(jaxpr: Any) -> Any:
     """Return a closed jaxpr without the primitives that JAX takes apart before it lowers a program, and without refs.
 
-    `mlir.lower_fun` does so with what it traces. Private. Without it such primitives and refs in a loop of this library
-    cannot be lowered.
+    `mlir.lower_fun` does so with the jaxprs that it traces. Private. Without it such primitives and refs in a loop of
+    this library cannot be lowered.
     """
     if _lower_jaxpr and getattr(jaxpr.jaxpr, "is_high", False):
         jaxpr = _lower_jaxpr[0](jaxpr)
@@ -54,7 +54,7 @@ class Traceable(NamedTuple):
 
 
 def traceable_lowerings(primitive: Primitive) -> dict[str, Traceable | None]:
-    """Return what JAX traces when it lowers a primitive, by platform; "" is any other platform.
+    """Return the functions that JAX traces when it lowers a primitive, by platform; "" is any other platform.
 
     It is None if the rule of a platform is not made by `mlir.lower_fun`. There is nothing if the primitive has rules
     besides those for derivatives, batches and lowering. Where JAX keeps these rules, and a rule its function, is
@@ -70,7 +70,7 @@ def traceable_lowerings(primitive: Primitive) -> dict[str, Traceable | None]:
 
 
 def traced_lowering(primitive: Primitive) -> Traceable | None:
-    """Return what JAX traces when it lowers a primitive on any platform, None if it has another rule on some."""
+    """Return the function that JAX traces when it lowers a primitive on any platform, None if some have another."""
     if _tables_of_lowerings is None:
         return None
     common, of_platforms, _ = _tables_of_lowerings
@@ -135,7 +135,7 @@ Rewrite = Callable[[Any, Sequence[str], bool, bool, Sequence[Any] | None], Any]
 
 
 def before_lowering(rewritten: Rewrite) -> list[Replacement]:
-    """Return what has every program that JAX lowers rewritten before.
+    """Return the patch that rewrites every program before JAX lowers it.
 
     `rewritten` is given the program, the platforms that it is for, whether JAX compiles it next, whether it is for
     several devices, and how these divide the results, as far as JAX knows.

@@ -43,7 +43,7 @@ def flattened_by_grad() -> bool:
 
 
 def flattened_by(library: str) -> bool:
-    """Return whether a library, or what it calls outside of traced functions, flattens the pytree right now."""
+    """Return whether a library flattens the pytree right now, perhaps by calls, and not in a traced function."""
     if not executes_eagerly():
         return False
     frame = inspect.currentframe()

@@ -125,7 +125,7 @@ _jit_trace = tuple(private_names("interpreters.partial_eval", "DynamicJaxprTrace
 def looks_for_nans() -> bool:
     """Return whether JAX calls a function again, operation by operation, to find the one that has made a NaN.
 
-    The name of the function that does so is private. Without it JAX looks twice in `jax.jit(in_place(f))`, and says so.
+    The name of the function is private. Without it JAX searches twice in `jax.jit(in_place(f))`, and says so.
     """
     frame = sys._getframe()
     while frame is not None:

@@ -23,12 +23,12 @@ class _Watcher(NamedTuple):
     needs_functions: bool
 
 
-#: Who wants to know of what JAX compiles, and what has been put aside for that.
+#: The watchers of compilations, and the functions of JAX that are replaced meanwhile.
 _watchers: list[_Watcher] = []
 _unwatched: list[tuple[Any, str, Any]] = []
 _watching = threading.Lock()
 
-#: So many programs are kept from when they are lowered until they are compiled.
+#: At most so many lowered programs are remembered until they are compiled.
 _LOWERED = 256
 
 
@@ -251,7 +251,7 @@ def results(seen: Callable[[Any, Any], None]) -> Iterator[None]:
             module._run_python_pjit = run  # type: ignore[attr-defined]
 
 
-#: Who counts calls, and what was there before they did.
+#: The functions to call after each call, and the hook that was there before.
 _callers: list[Callable[[Any, Any, Any, Any], None]] = []
 _hook_before: list[Any] = []
 
@@ -263,7 +263,7 @@ def each_call(called: Callable[[Any, Any, Any, Any], None]) -> Callable[[], None
 
     The first call of each program, which compiles it, is left out. JAX makes the others without Python, and has a hook
     behind them for its own search for NaNs, which is private. It takes less than a microsecond. Without it nothing is
-    counted. To ask again puts the hook back that `jax.debug_nans` has replaced.
+    counted. A second `each_call` puts back the hook if `jax.debug_nans` has replaced it.
     """
     private = private_names("api", "_post_hook_state")
     if private is None or not all(hasattr(private[0], f"{x}_{y}") for x in ("get", "set") for y in ("global", "local")):

@@ -39,7 +39,7 @@ class ArgumentVersion(NamedTuple):
         return self._replace(changed=self.changed + num_bytes, updates=(*self.updates, by)[:_KEPT])
 
     def after(self, other: "ArgumentVersion", steps: float = 1) -> "ArgumentVersion":
-        """Return the version of what `other` is a version of, if self is a version of `other`."""
+        """Return the composition: self as a version of `other`, which is a version of its argument."""
         changed = other.changed + (self.changed * steps if self.changed else 0)
         updates = (*other.updates, *self.updates)[:_KEPT]
         return ArgumentVersion(other.of, changed, other.moves, updates, other.stays or self.stays)
@@ -73,13 +73,13 @@ def copied_arguments(hlo: str, min_bytes: float) -> list[CopiedArgument]:
 
 
 def donated(hlo: str) -> set[int]:
-    """Return the numbers of the arguments that a program is given for good."""
+    """Return the numbers of the arguments that are donated to a program."""
     aliases, donors = _donated(hlo.partition("\n")[0])
     return {*aliases.values(), *donors}
 
 
 def _donated(header: str) -> tuple[dict[int, int], set[int]]:
-    """Return the arguments in whose memory results are put, by the numbers of these, and those for XLA to choose."""
+    """Return the arguments that alias results, by the numbers of the results, and those that XLA may choose from."""
     aliases = re.search(r"input_output_alias=\{(.*?\)) \}", header)
     donors = re.search(r"buffer_donor=\{(.*?\)) \}", header)
     found = re.findall(r"\{(\d*)\}: \((\d+)", aliases.group(1)) if aliases else []
@@ -161,7 +161,7 @@ class _Entry(Hlo):
         return []
 
     def _called(self, computation: str, i: Instruction, operands: Sequence[Versions]) -> Versions:
-        """Return what a call updates in place: by as much as its other operands are large."""
+        """Return the versions that a call makes in place. It updates as many bytes as its largest other operand has."""
         made: Versions = [None] * len(i.arrays)
         for output, operand in hlo_text.aliased(i.attributes).items():
             others = [self.computations[computation][name] for name in i.operands if name != i.operands[operand]]
@@ -170,7 +170,7 @@ class _Entry(Hlo):
         return made
 
     def _after_loop(self, loop: Instruction, init: Versions) -> Versions:
-        """Return what a loop makes of its carries. What it copies in its steps is a separate matter."""
+        """Return the versions of the carries after a loop. `buffers` finds the copies in its steps."""
         body = next(name for name, i in self.loops.items() if i.name == loop.name)
         steps = hlo_text.trip_count(loop.attributes)
         after = self._returned(body, [[ArgumentVersion(k) for k in range(len(init))]])
@@ -185,7 +185,7 @@ class _Entry(Hlo):
 def _either(
     i: Instruction, versions: Sequence[ArgumentVersion | None], moves: tuple[Instruction, ...] = ()
 ) -> ArgumentVersion | None:
-    """Return what `i` makes if it chooses one of several versions of an argument."""
+    """Return the version that `i` makes if it selects one of several versions of an argument."""
     known = [v for v in versions if v is not None]
     if not known or len(known) < len(versions) or len({v.of for v in known}) > 1:
         return None

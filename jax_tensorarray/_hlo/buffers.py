@@ -193,7 +193,7 @@ class _Buffers(Hlo):
             self.by_rows.add((computation, buffer.name, 0))
 
     def _look_behind_selects(self) -> None:
-        """Count as read by rows what a select takes, if the result is: `select(p, b, 0)[i]` reads a row of `b`.
+        """Count the cases of a select as read by rows, if its result is: `select(p, b, 0)[i]` reads a row of `b`.
 
         The transpose of a select does so. The cases need not be versions of one buffer, so they are not joined.
         """

@@ -211,7 +211,7 @@ def element(get_tuple_element: Instruction) -> int:
 
 
 def of_executable(executable: Any) -> str:
-    """Return the optimised HLO of what JAX has compiled."""
+    """Return the optimised HLO of a program that JAX has compiled."""
     return "\n".join(module.to_string() for module in executable.hlo_modules())
 
 

@@ -81,7 +81,7 @@ def _settled(x: Array, is_batched: bool, is_wanted: bool, size: int) -> Array:
 
 
 def axes(flags: Sequence[bool]) -> list[Any]:
-    """Return axis 0 for what is flagged, and None for the rest."""
+    """Return axis 0 for each flag that is true, and None for the others."""
     return [0 if flag else None for flag in flags]
 
 

@@ -51,7 +51,7 @@ class Rule:
 
 
 class OfCall(Rule):
-    """The derivatives of what is run, evaluated in another way: of whatever it becomes."""
+    """The derivatives of the call itself, evaluated in another way, also after `jax.vmap` has changed the call."""
 
     def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         return jaxprs.jvp_with_zeros(lambda *args: self.evaluate(call, args), primals, tangents)
@@ -140,7 +140,7 @@ ta_custom_jvp_p.multiple_results = True
 
 
 def with_rule(jaxpr: Jaxpr, operands: Sequence[Array], rule: Rule) -> list[Array]:
-    """Run a closed jaxpr, whose derivative is what the rule says. It has traced consts for a rule `OfCall` only."""
+    """Run a closed jaxpr with the derivative of a rule. It has traced consts for a rule `OfCall` only."""
     if isinstance(rule, OfCall):
         jaxpr, consts = _compat.lifted(jaxpr)
         operands = [*consts, *operands]

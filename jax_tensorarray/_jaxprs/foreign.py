@@ -49,7 +49,7 @@ def lowered_as(eqn: Equation) -> dict[str, Any]:
 
 
 def _functions(primitive: Primitive) -> dict[str, _compat.Traceable | None]:
-    """Return what JAX traces for each platform. Functions of JAX and of this library are left out."""
+    """Return the function that JAX traces for each platform, but for those of JAX and of this library."""
     found = _compat.traceable_lowerings(primitive)
     return {platform: None if f is None or _is_known(f.fun) else f for platform, f in found.items()}
 

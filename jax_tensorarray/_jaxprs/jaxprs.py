@@ -62,7 +62,7 @@ def _varying_as_given(eqn: Equation, operands: Sequence[Array], params: dict[str
 def with_types_of(eqn: Equation) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which JAX makes the types of an equation, which may be from a block with `jax.enable_x64`.
 
-    Elsewhere JAX narrows what has 64 bits, and an index may become another one.
+    Elsewhere JAX narrows types of 64 bits, and an index may become another one.
     """
     if jax.config.jax_enable_x64 or not any(map(_has_64_bits, (*eqn.invars, *eqn.outvars))):
         return contextlib.nullcontext()
@@ -173,7 +173,7 @@ def is_inexact(x: Any) -> bool:
 
 
 def pruned(jaxpr: Jaxpr) -> Any:
-    """Remove what the results of a closed jaxpr do not need, in control flow too."""
+    """Eliminate dead code of a closed jaxpr, in control flow too."""
     inner = _compat.opened(jaxpr)
     needed, _ = pe.dce_jaxpr(inner, [True] * len(inner.outvars), instantiate=True)
     return needed if inner is jaxpr else jaxpr.replace(jaxpr=needed)
@@ -193,7 +193,7 @@ def part_of(jaxpr: Jaxpr, outputs: Sequence[bool], inputs: Any = False) -> tuple
 def read_for(body: Any, carry: Sequence[bool]) -> list[bool]:
     """Return which inputs of a loop's body the flagged carries depend on after any number of steps.
 
-    The carries are the last inputs. Those that are flagged are so in what is returned.
+    The carries are the last inputs. The flagged ones are flagged in the result, too.
     """
     first, carry = len(body.in_avals) - len(carry), list(carry)
     while True:

@@ -75,9 +75,9 @@ class Change:
         """Return the policy of a checkpoint of changed jaxprs."""
         return policy
 
-    # A `custom_jvp` or `custom_vjp` holds its rules as functions, which JAX calls with what it knows by then. So the
-    # derivative `f` of the call is changed: tracing it gives what the rule makes. Only floats and complex numbers have
-    # tangents and cotangents here. `primals` and `args` include `before`.
+    # A `custom_jvp` or `custom_vjp` holds its rules as functions, which JAX calls when it differentiates. So these
+    # methods change the derivative `f` of the call: a trace of `f` gives the equations of the rule. Only floats and
+    # complex numbers have tangents and cotangents here. `primals` and `args` include `before`.
 
     def call(self, f: Callable[..., Any], *args: Any) -> Any:
         """Return the results of a derivative."""
@@ -88,7 +88,7 @@ class Change:
         return self.call(f, primals, dots)
 
     def forward(self, f: Callable[..., Any], *args: Array) -> Any:
-        """Return the results and what `backward` is to have, any pytree."""
+        """Return the results and the residuals for `backward`, any pytree."""
         return self.call(f, *args)
 
     def backward(
@@ -282,11 +282,11 @@ def _custom_vjp(eqn: Equation, operands: Sequence[Array], change: Change) -> lis
     operands, first = change.operands(operands), len(change.before)
     f = jax.custom_vjp(jaxprs.function(change.traced(eqn.params["call_jaxpr"], operands)))
 
-    # Both rules know what has derivatives: some rules ask, and there are none with respect to what JAX has closed over,
-    # the first operands, which `rules.forward` refuses.
+    # Both rules know which operands have derivatives. Some rules ask for it. The first operands, which JAX has closed
+    # over, have none, and `rules.forward` refuses them.
     def forward(*args: Any) -> Any:
         values, has_tangent = [x.value for x in args], [x.perturbed for x in args]
-        fixed: list[Any] = []  # what is kept and may be known while the other rule is traced; None for an array
+        fixed: list[Any] = []  # residuals that are no arrays, and known while `backward` is traced; None for arrays
 
         def of(*values: Array) -> Any:
             outs, kept = rules.forward(values[first:], has_tangent[first:])
@@ -320,7 +320,7 @@ def _custom_vjp(eqn: Equation, operands: Sequence[Array], change: Change) -> lis
 def _instantiated(ct: Any) -> Any:
     """Return a tangent or cotangent as an array, that of integers as one of float0.
 
-    The zero of what a `custom_vjp` closes over has the type of that value, which may be an integer.
+    The zero for a value that a `custom_vjp` closes over has the type of that value, which may be an integer.
     """
     if not isinstance(ct, ad.Zero | SymbolicZero):
         return ct

@@ -228,7 +228,7 @@ class _Block:
         return results if jaxprs.is_of_ours(eqn) else [self.used_after(owner, x, limit) for x in results]
 
     def fused_with(self, owner: int, reader: int, buffer: Any) -> list[Any]:
-        """Return the values that the owner waits for because XLA may fuse the reader with them: none if it fuses nothing."""
+        """Return the values that the owner waits for because XLA may fuse the reader with them, if it fuses any."""
         eqn, limit = self.eqns[reader], num_bytes(buffer) / 2
         found = (x for result in _results(eqn) for x in self._made_of(owner, result, limit)) if is_fused(eqn) else ()
         return list(dict.fromkeys(found))

@@ -248,7 +248,7 @@ class _Rows:
     def _pass_on(self, old: Atom, new: Any) -> None:
         """Rename a value to its copy behind a barrier.
 
-        Further reads of the buffer pass barriers side by side, because XLA does not fuse what is in a chain of barriers.
+        Further reads of the buffer pass barriers side by side, because XLA does not fuse along a chain of them.
         """
         if not isinstance(old, Literal):
             for variable in [old, *self.named.pop(old, [])]:

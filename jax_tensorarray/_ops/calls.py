@@ -95,7 +95,7 @@ class Config(NamedTuple):
 
     @classmethod
     def of(cls, attributes: Any) -> "Config":
-        """Return what a dictionary of MLIR attributes says."""
+        """Return the config of a dictionary of MLIR attributes."""
         return cls(**{name: attributes[name].value for name in cls._fields if name in attributes})
 
     @classmethod

@@ -192,7 +192,7 @@ def make_primitive(
 
 
 def using(abstract_eval: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule for types of an op, which JAX asks first of all: tracing the op is a use of the library."""
+    """Return the rule for types of an op, which counts as the first use of the library: JAX asks it before all else."""
 
     @functools.wraps(abstract_eval)
     def typed(*avals: Any, **params: Any) -> Any:
@@ -423,7 +423,7 @@ _is_unmasked = jax.make_user_context(False)
 
 
 def no_mask_reaches() -> contextlib.AbstractContextManager[Any]:
-    """Return a context for batching what JAX runs for all examples, to select the results of some.
+    """Return a context for batching ops that JAX runs for all examples, to select the results of some.
 
     The indices of the others mean nothing, so none is an error there.
     """
@@ -431,7 +431,7 @@ def no_mask_reaches() -> contextlib.AbstractContextManager[Any]:
 
 
 def batched_mode(mode: str | None, *, is_batched: bool) -> str | None:
-    """Return the mode of an op under vmap, which batches what the op checks or does not."""
+    """Return the mode of an op under vmap, which may batch the index that the op checks."""
     return "drop" if mode is None and is_batched and _is_unmasked.value else mode
 
 

@@ -147,7 +147,7 @@ class CountedProgram:
     function: Any = None
 
     def counted(self, copies: Sequence[ArgumentCopy]) -> list[ArgumentCopy]:
-        """Return what it copies, and in how many calls.
+        """Return the copies, and in how many calls each happens.
 
         What is not donated is left out if there was no other call: then it is not a state.
         """
@@ -187,7 +187,7 @@ class Calls:
             self._end()
 
     def _called(self, function: Any, args: Any, kwargs: Any, results: Any) -> None:
-        name = getattr(function, "__name__", "")  # what is compiled ahead of time has none
+        name = getattr(function, "__name__", "")  # a program that is compiled ahead of time has none
         if name and name not in self._names:
             return
         leaves = jax.tree.leaves((args, kwargs))

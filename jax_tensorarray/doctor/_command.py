@@ -279,7 +279,7 @@ def _seconds(run: dict[str, Any]) -> float:
 
 
 def _costs(unchanged: dict[str, Any], rewritten: dict[str, Any]) -> list[str]:
-    """Say what the two runs copied and how long they took. What got slower comes first."""
+    """Say what the two runs copied and how long they took. Slower programs come first."""
     (before, left), (arguments, arguments_left) = (
         [sum(len(case[what]) for case in run["cases"]) for run in (unchanged, rewritten)]
         for what in ("copies", "arguments")

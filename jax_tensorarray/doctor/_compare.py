@@ -128,7 +128,7 @@ class Compared(NamedTuple):
     output: str  #: the first difference of the standard outputs; empty if there is none
 
     def lines(self) -> list[str]:
-        """Return what was compared, and the result."""
+        """Return the lines that say what was compared, and the result."""
         calls = f"{self.calls} call{'s' * (self.calls != 1)}"
         functions = f"{self.functions} jitted function{'s' * (self.functions != 1)}"
         rest = f" ({self.left_out} more calls were not recorded)" if self.left_out else ""

@@ -100,7 +100,7 @@ def advice_of(copy: LoopCopy) -> str:
 
 
 def what_it_is(copy: LoopCopy) -> str:
-    """Return what is done, and to which array."""
+    """Describe the operation and its array."""
     if copy.for_gradient:
         shape = copy.shape[1:] if copy.shape[0] == 1 else copy.shape  # XLA sees a slice of all that is kept
         steps = f"each of {copy.steps} steps" if copy.steps else "each step"
@@ -276,7 +276,7 @@ def counts(finding: hlo_buffers.BufferOp, min_bytes: int) -> bool:
     return hlo_text.array_bytes(finding.array) >= min_bytes and math.prod(shape_of(finding.array)) > 1
 
 
-#: Names of what row ops are lowered to: `.../ta_write` for a call, `.../ta_write/dynamic_update_slice` for a slice.
+#: Names of lowered row ops: `.../ta_write` for a call, `.../ta_write/dynamic_update_slice` for a slice.
 _OF_ROW_OP, _OF_TAPE = re.compile(r"/ta_\w+(/\w+)?$"), re.compile(rf"/{tapes.SCOPE}/ta_write(/\w+)?$")
 
 
@@ -360,7 +360,7 @@ def _cause(finding: hlo_buffers.BufferOp, kinds: Set[tuple[hlo_buffers.Array, st
 
 
 def _whole_use(finding: hlo_buffers.BufferOp, frames: Callable[[str], list[hlo_text.Frame]]) -> str:
-    """Return what computes with the whole buffer, and on which line. XLA may know only the line of the loop."""
+    """Describe the operation that computes with the whole buffer. XLA may know only the line of the loop."""
     if not finding.whole:
         return ""
     loop_lines = frames(finding.at[-1].attributes)

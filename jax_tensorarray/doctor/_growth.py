@@ -222,7 +222,7 @@ def _measured(f: Callable[..., Any], make_args: Callable[[int], Any], sizes: tup
 
 
 def growth_of(small: Measurement, large: Measurement) -> Growth:
-    """Compare what was measured at two sizes."""
+    """Compare the measurements at two sizes."""
     return Growth(
         sizes=(small.size, large.size),
         seconds=(small.seconds, large.seconds),
@@ -255,7 +255,7 @@ def allocated(compiled: Any) -> int:
 def seconds_of(f: Callable[..., Any], make_args: Callable[[], Sequence[Any]]) -> float:
     """Return the shortest time of several runs, a second in all, or of one longer run.
 
-    A run that is given its arguments for good gets fresh ones.
+    A run with donated arguments gets fresh ones.
     """
     took: list[float] = []
     args = jax.block_until_ready(make_args())

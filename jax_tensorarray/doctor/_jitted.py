@@ -83,13 +83,13 @@ def silent() -> Iterator[None]:
 
 
 class Line(NamedTuple):
-    """How to keep what was tried: a sentence, and the code to write."""
+    """The code that keeps what was tried, and a sentence about it."""
 
     said: str
     code: tuple[str, ...]
 
 
-#: How each framework compiles a function, by the module that defines what it gives to `jax.jit`.
+#: How each framework compiles a function, by the module of the function that it gives to `jax.jit`.
 _COMPILERS = {"flax.nnx": "nnx.jit", "equinox": "eqx.filter_jit"}
 
 #: Functions of a framework that stand for a function of the user, and how users write them.

@@ -70,7 +70,7 @@ def in_all(kept: Sequence[Kept]) -> str:
 
 
 def kept_for_gradient(jaxpr: Jaxpr, min_bytes: int = 0) -> list[Kept]:
-    """Return what one scan stacks and a scan in the other direction takes apart, the largest first.
+    """Return the arrays that one scan stacks and a scan in the other direction takes apart, the largest first.
 
     Arrays of fewer bytes than `min_bytes` in all steps are left out.
     """

@@ -80,7 +80,7 @@ def _page(title: str, parts: Sequence[str]) -> str:
 
 
 def _of(report: Programs) -> str:
-    """Return what a page says of a report."""
+    """Return the content of a page for a report."""
     said = tree(report)
     body = [f'<p class="slower">{escape(said.first)}</p>'] if said.first else []
     body += [f"<p>{escape(said.summary)}</p>", *map(_section, said.sections)]
@@ -136,7 +136,7 @@ def _table(bars: Iterable[Bar]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return a text in which what stands between backticks is code."""
+    """Return a text as HTML, with code between backticks."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
 
 

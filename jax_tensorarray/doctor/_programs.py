@@ -96,7 +96,7 @@ class CompiledProgram:
     ends: bool = False  #: whether it terminates for every input
     loop: SourceLine | None = None  #: the first loop, if only time or memory are too much
     calls: CountedProgram | None = field(default=None, repr=False)
-    donated: Set[int] = frozenset()  #: the numbers of the arguments that it is given for good
+    donated: Set[int] = frozenset()  #: the numbers of the donated arguments
     function: JittedFunction | None = field(default=None, repr=False)  #: the function of the user, if it was jitted
 
     @property

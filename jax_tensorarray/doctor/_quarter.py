@@ -30,7 +30,7 @@ _SIZES = {"shape", "new_sizes", "slice_sizes", "limit_indices", "length", "sizes
 
 
 class _Unknown(Exception):
-    """It is not known what this program is with fewer steps."""
+    """The program with fewer steps is not known."""
 
 
 def quartered(jaxpr: Jaxpr) -> tuple[Any, int, int] | None:

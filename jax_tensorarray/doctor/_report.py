@@ -155,7 +155,7 @@ _Found = LoopCopy | ArgumentCopy | SourceLine
 
 
 class _Listed(NamedTuple):
-    """A program, and what a report says of it: all that is not listed before."""
+    """A program, and the findings that no program before it lists."""
 
     case: CompiledProgram
     copies: list[LoopCopy]
@@ -168,7 +168,7 @@ def _least_cost(report: Programs) -> float:
 
 
 def _key(found: _Found) -> Any:
-    """Return what identifies findings that are one to the reader, whatever their programs and shapes."""
+    """Return a key that is equal for findings that a reader takes for one, in other programs or shapes too."""
     if isinstance(found, LoopCopy):
         return found.file, found.line, found.kind, found.in_gradient
     return (found.file, found.line, *((found.cause, found.name) if isinstance(found, ArgumentCopy) else ()))

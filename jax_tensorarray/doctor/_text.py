@@ -68,7 +68,7 @@ def wrapped(text: str, first: str = "", width: int = WIDTH) -> list[str]:
 
 
 def grouped(found: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Return what has one key, under that key, in the order given."""
+    """Group things by their key, in the order given."""
     groups: dict[K, list[T]] = {}
     for x in found:
         groups.setdefault(key(x), []).append(x)

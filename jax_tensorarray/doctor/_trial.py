@@ -103,7 +103,7 @@ def _of_function(flat: Flat) -> tuple[_Program, Jaxpr]:
 
 
 class _Way(NamedTuple):
-    """A program that was tried, its jaxpr and that of which fewer steps can be made, and how to keep it."""
+    """A way that was tried: the program, its jaxpr with fewer steps to be made of it, and the line that keeps it."""
 
     how: str
     program: _Program
@@ -220,7 +220,7 @@ def grows(case: CompiledProgram) -> bool:
 def _again_if_slower(
     before: Measurement, after: Measurement, measured: Callable[[], tuple[Measurement, Measurement]]
 ) -> tuple[Measurement, Measurement]:
-    """Measure again what has become slower, since the machine may have been busy. Return the shorter times."""
+    """Measure slower programs again, since the machine may have been busy. Return the shorter times."""
     if after.seconds <= before.seconds:
         return before, after
     again, after_again = measured()
