@@ -27,7 +27,7 @@ _REST = "Return the new value instead, and store it outside of the function."
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TreePath:
     """Where a node is in the arguments: the number of the child, level by level. A leaf for JAX."""
 
     path: tuple[int, ...]
@@ -51,7 +51,7 @@ class Mutation(NamedTuple):
     They are the items of a list, all values of a dict, or the attributes of an object that have changed.
     """
 
-    place: _Place
+    place: _TreePath
     names: _Names
     values: list[Any]
 
@@ -119,7 +119,7 @@ def make(changes: Sequence[Mutation], args: Sequence[Any], kwargs: dict[str, Any
     """Change the arguments of the caller."""
     arguments = (tuple(args), kwargs)
     nodes = [change.place.of(arguments) for change in changes]
-    contents = [[x.of(arguments) if isinstance(x, _Place) else x for x in change.values] for change in changes]
+    contents = [[x.of(arguments) if isinstance(x, _TreePath) else x for x in change.values] for change in changes]
     for node, change, values in zip(nodes, changes, contents, strict=True):
         if isinstance(node, list):
             _put(node, values)
@@ -129,13 +129,13 @@ def make(changes: Sequence[Mutation], args: Sequence[Any], kwargs: dict[str, Any
             vars(node).update(zip(change.names.names, values, strict=True))
 
 
-def _nodes(x: Any, path: tuple[int, ...]) -> Iterator[tuple[_Place, Any]]:
+def _nodes(x: Any, path: tuple[int, ...]) -> Iterator[tuple[_TreePath, Any]]:
     """Yield the nodes of a pytree that can be changed."""
     level = _one_level(x)
     if level is None or type(x).__module__.startswith("jax_tensorarray.") or nnx.is_state(x):
         return
     if _contents(x) is not None:
-        yield _Place(path), x
+        yield _TreePath(path), x
     for k, child in enumerate(level[0]):
         yield from _nodes(child, (*path, k))
 

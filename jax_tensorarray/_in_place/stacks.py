@@ -168,15 +168,15 @@ class _Slices(Evaluator):
     def like(self, x: Held, kind: _Slice, inputs: Sequence[Held] = ()) -> _Slice:
         if isinstance(x, _Slice):
             return x
-        # All versions of a stack have the same other slices. XLA need not copy the newest one.
+        # All versions of a stack agree in the other slices. XLA need not copy the newest one.
         newest = max((y for y in inputs if isinstance(y, _Slice) and y.root == kind.root), key=lambda y: y.updates)
-        if jaxprs.is_inexact(x):  # else the gradient would keep zeros, the derivative of a constant, for every step
+        if jaxprs.is_inexact(x):  # else the gradient would store the zero derivative of a constant for every step
             x = lax.add(x, _negative_zeros(self.array(newest)))
         return kind._replace(stack=_written(newest.stack, self.number, x))
 
 
 def _written(stack: Array, number: Array, x: Array) -> Array:
-    """Return a stack with another slice, by a loop that no example enters under `jax.vmap` if none is to write it."""
+    """Return a stack with another slice, by a loop: under `jax.vmap` it runs only if an example has to write."""
 
     def once(stack: Array, number: Array, x: Array) -> Array:
         return lax.while_loop(lambda s: s[0], lambda s: (False, at_once(s[1], number, x)), (True, stack))[1]
@@ -189,13 +189,13 @@ def _written(stack: Array, number: Array, x: Array) -> Array:
 
 
 def _negative_zeros(x: Array) -> Array:
-    """Return what changes no number when it is added, as a function of an array that JAX differentiates."""
+    """Return negative zeros, which change no sum, as a function of an array that JAX differentiates."""
     none = lax.slice(x, [0] * x.ndim, [0] * x.ndim)
     return lax.pad(none, jnp.array(-0.0, x.dtype), [(0, n, 0) for n in x.shape])
 
 
 def _row_op(self: _Slices, eqn: Equation, operands: list[Held]) -> list[Held] | None:
-    """Run an op of a slice on the stack, where the slice and the example are two more axes along which it starts."""
+    """Run an op of a slice on the stack: the slice and the axes of the batch are further axes along which it starts."""
     p, params = eqn.primitive, eqn.params
     is_by_row = may_raise(params) or (params["window"] and not params["whole"])
     if is_by_row or any(isinstance(x, _Slice) for x in operands[1:]):

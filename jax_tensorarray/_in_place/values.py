@@ -125,7 +125,7 @@ class View(NamedTuple):
 
     @property
     def is_of_box(self) -> bool:
-        """Whether it is a box that has been read, or is made of one: to make all of it costs little."""
+        """Whether it is a box that has been read, or is computed from one: making all of it costs little."""
         return self.is_made or any(x.view is not None and x.view.is_of_box for x in self.operands)
 
 
@@ -150,20 +150,20 @@ class Value:
 
     Attributes:
         array: the array. That of a view is made when it is asked for.
-        became: what `doctor.explain` says that a rule made it by, if that is more than one row op; else empty.
-        before: the previous version, if there is one; `update` is what was done to its rows since.
+        became: the text of `doctor.explain` for the rule that made it, if that is more than one row op; else empty.
+        before: the previous version, if there is one; `update` is the update of its rows since then.
         sparse_updates: if this is an array of zeros with updates, all of the updates; else None.
-        part: how it was selected from a buffer and zeros; else None.
-        guard: where it is `before`; elsewhere it is `before` without a derivative.
+        part: the select between a buffer and zeros that made it; else None.
+        guard: a mask: where it is true this is `before`, elsewhere `before` without a derivative; else None.
         stopped: the value that this one equals, but for its derivative, which is stopped here; else None.
         repeated: the value whose elements this one repeats along further axes; else None.
         shared: the value that this one repeats for all examples along new first axes; else None.
         differs_where: a mask; where that is false this equals `before`. None if `update` says where.
         pattern: how its elements depend on their place, see `patterns`; None if nothing is known.
-        taken: the part of a buffer that it is, if that is put back into the buffer later; else None.
+        taken: this value as a part of a buffer, if the part is put back into the buffer later; else None.
         whole: the buffer that it is a version of, if parts of it are taken, and its changes; else None.
-        view: the equation that it is a view of, if it is one whose rows are those of its operands; else None.
-        carried_from: the value that a loop started from, if this is what it has carried to its end; else None.
+        view: the equation that made it, if its rows are computed from rows of the operands; else None.
+        carried_from: the initial value of a carry, if this is the carry at the end of the loop; else None.
         made_by: the equation that made it in this step, see `indices`; None if it was given.
         is_consumed: whether anything but reads of rows has used it.
         is_used: whether anything but the next update uses it.
@@ -171,7 +171,7 @@ class Value:
         is_made_whole: whether rows were read of it, and it cannot be computed row by row.
         is_constant: whether it is the same in every step of the loop.
         is_ones: whether all of its elements are 1.
-        is_new: whether an equation that is left as it is has made all of its elements, so that rows matter little.
+        is_new: whether an unchanged equation has computed all of its elements, so that rows matter little.
     """
 
     __slots__ = (
