@@ -1,8 +1,9 @@
 """Find the arguments of a compiled program that it copies as a whole, outside of loops, to change a few rows.
 
-The entry computation is evaluated in *versions*: a version is an argument with some rows updated. What is computed from
-all of an argument is not a version of it. A program that returns a version is a step, which the caller runs again on
-what it has returned: if the argument is donated, and nothing copies it, a call costs what it changes.
+The entry computation is evaluated in *versions* (abstract interpretation). A version is an argument with some rows
+updated. An array that is computed from all of an argument is not a version of it. A program that returns a version is a
+step, which the caller runs again on the result. If the argument is donated, and nothing copies it, a call costs only
+what it changes.
 """
 
 import re

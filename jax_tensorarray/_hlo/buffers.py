@@ -1,7 +1,8 @@
-"""Find the operations in the loops of optimised HLO that rewrite all of a carried buffer.
+"""Alias analysis of optimised HLO: find the operations in loops that rewrite all of a carried buffer.
 
 A *buffer* is an array that a loop carries and that something in the loop reads or updates by rows. An array that a
-loop carries and computes as a whole, such as the state of a recurrent network, is not a buffer.
+loop carries and computes as a whole, such as the state of a recurrent network, is not a buffer. The versions of a
+buffer are a class of a union-find over the arrays of the program.
 """
 
 import re
@@ -233,8 +234,8 @@ class _Buffers(Hlo):
             ):
                 at = [*self._updates_of(computation, i), *self._maker(computation, i.operands[0]), i]
                 whole = self._whole_uses(computation, source)
-                turned = self._is_transposed(computation, i)
-                yield BufferOp("copy", i, i.arrays[0], source, at, source in moving, whole=whole, transposed=turned)
+                is_moved = self._is_transposed(computation, i)
+                yield BufferOp("copy", i, i.arrays[0], source, at, source in moving, whole=whole, transposed=is_moved)
             return
         if self._is_broadcast(computation, i):
             source = self.buffers.find((computation, i.operands[0], 0))

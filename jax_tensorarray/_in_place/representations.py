@@ -52,7 +52,7 @@ class Evaluator:
         raise NotImplementedError
 
     def like(self, x: Held, kind: Held, inputs: Sequence[Held] = ()) -> Held:
-        """Return the result of one branch, held like `kind`. `inputs` are what the branch takes."""
+        """Return the result of one branch in the representation of `kind`. `inputs` are those of the branch."""
         return x
 
     def slices(self, x: Held) -> Callable[[Array], Array] | None:
@@ -109,7 +109,7 @@ class Evaluator:
         first = bodies[0].first
         given: list[Any] = [x if isinstance(x, self.enters) else self.written([x])[0] for x in operands]
         flat, tree = jax.tree.flatten(given[first:])
-        # A value has one array in its place, and its other arrays after all operands.
+        # The first array of a held value is an operand at the place of the value. Its other arrays follow all operands.
         is_first = [k == 0 for x in given[first:] for k in range(len(jax.tree.leaves(x)))]
         own, rest = jaxprs.partition(flat, is_first)
         distinct = {id(x): x for x in rest}  # values may share one
@@ -127,7 +127,7 @@ class Evaluator:
 
         traced = [_Traced(self, functools.partial(run, body.jaxpr), types) for body in bodies]
         kinds = [self.common(outs) for outs in zip(*(of.outs for of in traced), strict=True)]
-        passed: list[list[int | None]] = []  # for each array of a result, the operand that it is in every branch
+        passed: list[list[int | None]] = []  # for each array of a result, the operand that every branch returns for it
 
         def look(*args: Array) -> list[Array]:
             inputs = inputs_of(args)
@@ -148,7 +148,7 @@ class Evaluator:
         return outs
 
     def loop(self, eqn: Equation, operands: list[Held]) -> list[Held] | None:
-        """Run a loop of JAX that may use what is held, and carries arrays."""
+        """Run a loop of JAX whose consts and `xs` may be held. Its carries are arrays."""
         entry = registry.entry_of(eqn)
         [loop] = entry.bodies(eqn.params)
         n = loop.first + loop.num_consts

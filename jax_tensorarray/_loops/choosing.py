@@ -141,9 +141,9 @@ def _has_large_index(eqn: Equation) -> bool:
 
 
 def _is_read_whole(uses: Uses, v: Any) -> bool:
-    """Return whether a jaxpr updates an input by rows, and reads all of one of its versions, perhaps inside of others.
+    """Return whether a jaxpr updates an input by rows, and reads all of one of its versions.
 
-    Whether a loop or a branch inside does so is not looked at.
+    An inner loop or a branch with row ops counts as both, without a look at its jaxprs.
     """
     if not jnp.issubdtype(v.aval.dtype, jnp.inexact) or bytes_of([v.aval]) <= _gates.LOGGED_BYTES:
         return False
@@ -225,7 +225,7 @@ def _logs(body: Any, nonzero: Sequence[bool]) -> bool:
 def _count_by_choice(
     linear: Linearized, operands: Sequence[Array], tangents: Tangents, body: Any, options: CountOptions
 ) -> tuple[list[Array], list[Array]] | None:
-    """Return the results of a `ta_count` and their tangents, or None if a tape is as good."""
+    """Return the results of a `ta_count` and their tangents, or None if a tape is best."""
     if not any(bytes_of([t]) > _gates.LOGGED_BYTES for t in linear.taped) or any(map(is_on_host, body.in_avals)):
         return None
     steps, consts, carry = options.split(operands)

@@ -79,13 +79,13 @@ def batched_body(
 
 
 def every_branch(branches: Sequence[Any], index: Array, operands: Sequence[Array]) -> list[Array]:
-    """Return the results of the branch of that index, where `jax.vmap` takes all examples through all branches."""
+    """Return the results of the branch of that index, for `jax.vmap`, under which all examples run all branches."""
     inputs = [MaskedValue(x, k, True, True) for k, x in enumerate(operands)]
     return [x.array for x in Masker(np.True_).all_branches(branches, index, inputs)]
 
 
 class MaskedValue(NamedTuple):
-    """A value in a body."""
+    """A value in the body of a loop."""
 
     array: Array
     carry: int | None = None  #: the carry that it is a version of
@@ -178,7 +178,7 @@ class Masker:
         return None if outs is None else change.values(outs)
 
     def all_branches(self, branches: Sequence[Any], index: Array, operands: list[MaskedValue]) -> list[MaskedValue]:
-        """Take an example through all branches. It writes only in its own; buffers pass on to the next."""
+        """Run all branches. Only the branch of the index writes rows, and each passes the buffers on to the next."""
         index = jnp.clip(index, 0, len(branches) - 1)
         results: list[list[MaskedValue]] = []
         for b, branch in enumerate(branches):
@@ -226,7 +226,7 @@ class Masker:
 
 
 class _MaskedSteps(registry.Change):
-    """The body of a scan, masked. `inputs` are those of a step, in which a carry is a version of itself."""
+    """Masks the body of a scan. `inputs` are those of a step, in which a carry is a version of itself."""
 
     def __init__(self, active: Array, inputs: Sequence[MaskedValue]) -> None:
         self.active, self.inputs = active, inputs
@@ -239,7 +239,7 @@ class _MaskedSteps(registry.Change):
 
 
 class _Masking(registry.Change):
-    """The jaxprs in an equation, masked. A value is a version of an operand, by its number, if that is of a carry.
+    """Masks the jaxprs in an equation. There a value is a version of an operand, by its number, if that is of a carry.
 
     If an example is not active, the derivative of such a result is that of its operand, whatever the rule says.
     """
