@@ -21,7 +21,7 @@ Array = jax.Array
 
 
 class Box(NamedTuple):
-    """A box of a buffer: its sizes, and which operands say where it starts."""
+    """A box of a buffer: its sizes, and the operands that have its starts."""
 
     sizes: tuple[int, ...]
     starts: Mapping[int, tuple[int, int | None]]  #: by axis the operand, and which element of its last axis
@@ -52,10 +52,7 @@ class Box(NamedTuple):
         return cls(sizes, starts, of_rows, batch, rows.drops(eqn))
 
     def map(self, m: Map, known: Mapping[int, int], start: Callable[[int, int], Start]) -> Map | None:
-        """Return the box of a view.
-
-        Some starts are known. `start` maps each other axis, and the last number in range, to a number of the run.
-        """
+        """Return the box of a view. `start` maps an axis that is not `known`, and its last start, to a `Start`."""
         last = [n - size for n, size in zip(m.shape, self.sizes, strict=True)]
         if any(not 0 <= x <= last[d] for d, x in known.items()):
             return None
@@ -65,11 +62,10 @@ class Box(NamedTuple):
         found = m.sliced(starts, self.sizes)
         return found and found.reshaped(self.shape)
 
-    def at_run(self, operands: Sequence[Value], given: Sequence[Array], *, drops: bool) -> Callable[[int, int], Start]:
-        """Return the function to the number of the run at which the box starts along an axis.
-
-        `given` are the arrays of the operands.
-        """
+    def dynamic_starts(
+        self, operands: Sequence[Value], given: Sequence[Array], *, drops: bool
+    ) -> Callable[[int, int], Start]:
+        """Return the function `start` for `map`. `given` are the arrays of the operands."""
 
         def start(d: int, last: int) -> Start:
             k, part = self.starts[d]
@@ -85,14 +81,14 @@ class Box(NamedTuple):
         return in_range(starts, [shape[d] for d in self.starts], [self.sizes[d] for d in self.starts])
 
     def _start(self, shape: Sequence[int], given: Sequence[Array], axis: int) -> Array:
-        """Return where the program starts the box along an axis."""
+        """Return the start of the box along an axis in the program as it is written."""
         k, part = self.starts[axis]
         at = jnp.asarray(given[k] if part is None else given[k][..., part])
         return rows.as_int32(at.reshape(shape[: self.batch]), shape[axis])
 
 
 class Number(NamedTuple):
-    """Where a box starts along an axis of that size, as the program says it."""
+    """The start of a box along an axis of that size, in the program as it is written."""
 
     value: Value
     part: int | None  #: which of several numbers along its last axis

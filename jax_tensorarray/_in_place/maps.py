@@ -26,7 +26,7 @@ _FEW = 100_000
 
 
 class Start(NamedTuple):
-    """A number of the run at which a digit starts."""
+    """A dynamic start of a digit: a number that is known only at run time."""
 
     number: Any  #: tells it from others: nested tuples that end in what `equals` compares
     value: Any = None  #: the number in range, `[*batch]` of int32; None while only places are compared
@@ -87,7 +87,7 @@ class Map(NamedTuple):
 
     @property
     def starts(self) -> list[Start]:
-        """The numbers of the run that it depends on."""
+        """The dynamic starts of its digits."""
         return [digit.start for digit in self.digits if digit.start is not None]
 
     @property
@@ -116,7 +116,7 @@ class Map(NamedTuple):
     # --- views ---
 
     def normalized(self) -> "Map":
-        """Return the same map with as few digits as possible, numbered in order."""
+        """Return the same map with as few digits as possible, numbered in order: its normal form."""
         digits, axes = list(self.digits), [list(keys) for keys in self.axes]
         along = [(list(keys), table) for keys, table in self.along]
         owner = {d: a for a, (keys, _) in enumerate(along) for d in keys}
@@ -177,7 +177,7 @@ class Map(NamedTuple):
     def sliced(
         self, starts: Sequence[int | Start], sizes: Sequence[int], strides: Sequence[int] | None = None
     ) -> "Map | None":
-        """Return the map of a slice, None if it has none. A start is known while tracing, or a number of the run."""
+        """Return the map of a slice, None if it has none. A start is an integer, or a dynamic `Start`."""
         if 0 in sizes:
             return None
         found: Map | None = self
@@ -186,11 +186,11 @@ class Map(NamedTuple):
             if found is None:
                 return None
             if size != self.shape[axis]:
-                at = found._at_run if isinstance(start, Start) else found._at_known
+                at = found._at_dynamic if isinstance(start, Start) else found._at_static
                 found = at(found.axes[axis], start, size, step)
         return found and found.normalized()
 
-    def _at_known(self, keys: Sequence[int], start: Any, size: int, step: int) -> "Map | None":
+    def _at_static(self, keys: Sequence[int], start: Any, size: int, step: int) -> "Map | None":
         found = self
         for k, d in enumerate(keys):
             each = math.prod(self.digits[low].seen for low in keys[k + 1 :])
@@ -209,7 +209,7 @@ class Map(NamedTuple):
                 return found
         return None
 
-    def _at_run(self, keys: Sequence[int], start: Any, size: int, step: int) -> "Map | None":
+    def _at_dynamic(self, keys: Sequence[int], start: Any, size: int, step: int) -> "Map | None":
         if step > 1 or (size > 1 and len(keys) > 1) or any(self.digits[d].start is not None for d in keys):
             return None
         found, low = self, 1

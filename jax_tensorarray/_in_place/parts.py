@@ -426,7 +426,7 @@ def _read(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Value] |
     if buffer is None or box is None or (fills and not step.drops) or not buffer.is_buffer:
         return None
     given = _with_note(eqn, operands)
-    m = box.map(buffer.map, step.known, box.at_run(operands, given, drops=step.drops))
+    m = box.map(buffer.map, step.known, box.dynamic_starts(operands, given, drops=step.drops))
     if m is None:
         return None
     made = functools.partial(_bound, eqn, operands)
@@ -439,7 +439,7 @@ def _replaced(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Valu
     if buffer is None or part is None or box is None or part.whole is not buffer.whole:
         return None
     given = _with_note(eqn, operands)
-    put = box.map(buffer.map, step.known, box.at_run(operands, given, drops=box.drops))
+    put = box.map(buffer.map, step.known, box.dynamic_starts(operands, given, drops=box.drops))
     if put is None or not put.equals(part.map, boxes.puts_back):
         return None
     own = [x for x in buffer.changes if x not in part.changes]

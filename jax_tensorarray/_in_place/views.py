@@ -240,7 +240,7 @@ def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value]) -> 
         return
 
     def read(index: Array, address: Address) -> Array | None:
-        start = box.at_run(operands, [x.array for x in operands], drops=False)
+        start = box.dynamic_starts(operands, [x.array for x in operands], drops=False)
         m = None if source.is_consumed else box.map(Map.whole(source.shape), {}, start)
         return m and through(source, m, index, address)
 
