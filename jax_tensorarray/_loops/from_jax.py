@@ -1,4 +1,4 @@
-"""From a loop of JAX to one of ours: JAX traces the functions, promotes weak types, and says what does not fit."""
+"""Lower a loop of JAX to one of ours: JAX traces the functions, promotes weak types, and says what does not fit."""
 
 import functools
 import inspect

@@ -1,4 +1,4 @@
-"""`growing`: compile a function for a bound of steps and rows, and for twice that bound if it was not enough."""
+"""`growing`: compile a function for a bound of steps and rows, and double the bound whenever it was not enough."""
 
 import functools
 import operator

@@ -1,4 +1,4 @@
-"""How XLA divides our calls among devices: by batch, by elements of the row, and by rows, without gathering a buffer.
+"""SPMD partitioning of our calls: by batch, by elements of the row, and by rows, without gathering a buffer.
 
 Every dimension of every operand and result has a label. Dimensions with one label are divided alike. Shardy gets the
 labels as the sharding rule of each call (`label`, where the call is lowered), and XLA's partitioner

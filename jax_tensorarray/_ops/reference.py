@@ -1,4 +1,4 @@
-"""The meaning of every op in plain JAX: the lowering wherever there is no kernel.
+"""Reference semantics: every op in plain JAX, which is the lowering wherever there is no kernel.
 
 All operands carry the same `batch_dims` leading axes. A platform without kernels cannot raise from inside a
 program, so an index out of range is dropped here in every mode.
