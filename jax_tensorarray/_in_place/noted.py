@@ -1,4 +1,4 @@
-"""`ta_noted`: the identity of indices, with a note of the operation of JAX that had them, for `checkify`.
+"""`ta_noted`: an identity function of indices, with a note for `checkify` of the operation that they are from.
 
 `in_place` moves an index into range, or leaves it out. So `checkify` looks at the operation in the note instead, and
 finds the errors that it finds in plain JAX. All other transformations pass the indices on, and XLA sees nothing of it.

@@ -1,4 +1,4 @@
-"""`ta_custom_jvp`: functions with a rule for their derivative, of which `jax.vmap` batches the same results in both.
+"""`ta_custom_jvp`: a function with a derivative rule, whose results and tangents `jax.vmap` batches alike.
 
 `jax.vmap` of a `jax.custom_jvp` takes the batch axes of the results from the function, unless it is differentiated at
 once. If it is differentiated later, such as in the body of a scan, they are where the rule of the derivative has them:

@@ -1,8 +1,8 @@
 """Partial evaluation of one step of a loop: its linear part, and the residuals that the tape has to keep for it.
 
 `jax.linearize` says which values the linear part needs. The tape keeps those that differ from step to step. Values that
-all steps share are computed once. Values that less is enough for are recomputed: a broadcast, and an index or a mask
-that is computed from a smaller one, such as `t - lags` from `t`.
+all steps share are computed once. A value is recomputed if it is cheap to compute from a smaller one: a broadcast, and
+an index or a mask such as `t - lags`, from `t`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

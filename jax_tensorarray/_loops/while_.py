@@ -1,4 +1,4 @@
-"""`ta_while`: a loop whose trip count depends on its data. It counts its steps, so its derivatives are counted loops."""
+"""`ta_while`: a loop whose trip count depends on data. It counts its steps, so its derivatives are counted loops."""
 
 import functools
 import operator

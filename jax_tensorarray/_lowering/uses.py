@@ -1,4 +1,4 @@
-"""Find row ops that need no order: reads that feed only the next update of the buffer, or there is no update.
+"""Find row ops that need no order: reads that feed only the next update, or reads of a buffer without updates.
 
     after = ta_write(b, j, jnp.sin(ta_read(b, i)))
 
