@@ -145,7 +145,7 @@ MUTANTS = {
     "memory is not initialised while NaNs are looked for": Mutant(
         # Memory that nobody has written to is often zero by luck. So that it never is, it is filled with NaNs here.
         (
-            ("_ops/empty.py", " if hunts_nans()", " if False"),
+            ("_ops/empty.py", " if debugs_nans()", " if False"),
             ("_ops/empty.py", "_uninitialised(ctx, effect=effect)", "_zeros(ctx, aval=aval)"),
             (
                 "_ops/empty.py",

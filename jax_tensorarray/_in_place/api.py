@@ -28,7 +28,7 @@ from jax_tensorarray._jaxprs import jaxprs, refs, registry
 from jax_tensorarray._loops.api import strategy_within
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
-from jax_tensorarray._ops.primitive import hunting, hunts_nans
+from jax_tensorarray._ops.primitive import debugging_nans, debugs_nans
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -245,7 +245,7 @@ class InPlace(Generic[P, T]):
         arguments.named_as(fun)(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        if jax.config.jax_disable_jit or (hunts_nans() and _compat.looks_for_nans()):
+        if jax.config.jax_disable_jit or (debugs_nans() and _compat.looks_for_nans()):
             return self._fun(*args, **kwargs)
         if surroundings.are_being_made(self._fun, (args, kwargs)):
             return self._fun(*args, **kwargs)
@@ -253,7 +253,7 @@ class InPlace(Generic[P, T]):
             found: T = nnx.call(self._of_pure, args, kwargs)
             return found
         call = self._static.split(arguments.is_array, args, kwargs)
-        with hunting():
+        with debugging_nans():
             try:
                 results = self._compiled_for(call)(*call.args, **call.kwargs)
             except _faults.Fault as error:

@@ -11,7 +11,7 @@ from jax.interpreters import mlir
 from jax.typing import DTypeLike
 
 from jax_tensorarray._ops import arguments
-from jax_tensorarray._ops.primitive import Array, hunts_nans, make_primitive, simple_kernel
+from jax_tensorarray._ops.primitive import Array, debugs_nans, make_primitive, simple_kernel
 
 
 def ta_empty(
@@ -46,7 +46,7 @@ def ta_empty(
     row = tuple(element_shape) if is_shape else (element_shape,)  # type: ignore[arg-type]
     shape = tuple(_dimension(d) for d in (size, *row))
     dtype = arguments.as_dtype("ta_empty", dtype)
-    if hunts_nans():
+    if debugs_nans():
         return jnp.zeros(shape, dtype, out_sharding=out_sharding)
     if out_sharding is not None:
         made = jax.make_jaxpr(lambda: jnp.zeros(shape, dtype, out_sharding=out_sharding))()
@@ -61,7 +61,7 @@ def empty_like(aval: Any) -> jax.Array:
     >>> empty_like(jax.typeof(jnp.zeros((3, 2)))).shape
     (3, 2)
     """
-    return jnp.zeros(aval.shape, aval.dtype) if hunts_nans() else ta_empty_p.bind(aval=aval)
+    return jnp.zeros(aval.shape, aval.dtype) if debugs_nans() else ta_empty_p.bind(aval=aval)
 
 
 _LARGEST = np.iinfo(np.int64).max
@@ -90,8 +90,8 @@ _zeros = mlir.lower_fun(_in_plain_jax, multiple_results=False)
 
 
 def _lower(ctx: Any, *, aval: Any, effect: bool = False, **_: Any) -> Any:
-    # It may have been traced before NaNs were hunted.
-    return _zeros(ctx, aval=aval) if hunts_nans() else _uninitialised(ctx, effect=effect)
+    # It may have been traced before `jax.debug_nans` was on.
+    return _zeros(ctx, aval=aval) if debugs_nans() else _uninitialised(ctx, effect=effect)
 
 
 ta_empty_p = make_primitive("ta_empty", abstract_eval=_abstract_eval, reference=_in_plain_jax, kernel=_lower)

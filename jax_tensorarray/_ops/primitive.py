@@ -50,7 +50,7 @@ class Params(TypedDict):
     op: str  #: the public op that the user called, for messages
     lowering: str  #: "auto", "ffi" or "xla", see `_lowering.slices`
     is_tape: bool  #: the buffer is a tape, see `_ops.calls.TAPE_PARAM`
-    #: Set by passes only. "in range": the index is; "recorded": it is checked elsewhere, see `_lowering.record`.
+    #: Set by passes only. "in range": the index is in range; "recorded": `_lowering.record` checks it.
     checked: NotRequired[str]
     unordered: NotRequired[bool]  #: set by passes only: reads and updates need no order, see `_lowering.uses`
     waits: NotRequired[int]  #: set by passes only: so many further operands are only waited for
@@ -88,7 +88,7 @@ def row_params(
 
 
 def may_raise(params: Mapping[str, Any]) -> bool:
-    """Return whether an index out of range is an error. What has no mode has no index."""
+    """Return whether an index out of range is an error. Parameters without a mode are of an op without an index."""
     return params.get("mode", "drop") in ("error", None)
 
 
@@ -156,8 +156,8 @@ def make_primitive(
 
     An op that is linear in some of its operands together, `linear_in`, needs no `jvp`. `transpose` is called
     with cotangents that are not all zero. `reference` is the meaning in plain JAX or in other ops, and the
-    lowering where there is no kernel. `kernel` lowers to a call of a kernel on a `platform`. `noop_operands` is for
-    `NOOP_OPERANDS`. `checks` is what `checkify` looks at besides the index.
+    lowering if there is no kernel. `kernel` lowers to a call of a kernel on a `platform`. `noop_operands` is for
+    `NOOP_OPERANDS`. `checks` is a function that `checkify` runs besides its check of the index.
     """
     primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
@@ -202,24 +202,24 @@ def using(abstract_eval: Callable[..., Any]) -> Callable[..., Any]:
     return typed
 
 
-#: Whether a program is made while NaNs are hunted. JAX's caches of programs do not know `jax.debug_nans`, but they know
-#: this.
-_hunting = jax.make_user_context(False)
+#: Whether a program is made under `jax.debug_nans` or `jax.debug_infs`. JAX's caches of programs do not know these, but
+#: they know this.
+_debugging_nans = jax.make_user_context(False)
 
 
-def hunts_nans() -> bool:
+def debugs_nans() -> bool:
     """Return whether a NaN or an infinity is an error now. Then nothing may be uninitialised."""
     return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
 
 
-def hunting() -> contextlib.AbstractContextManager[Any]:
-    """Return a context for running programs: while NaNs are hunted, those from before may hold uninitialised rows."""
-    return _hunting(True) if hunts_nans() else contextlib.nullcontext()
+def debugging_nans() -> contextlib.AbstractContextManager[Any]:
+    """Return a context for running programs under `jax.debug_nans`: earlier ones may hold uninitialised rows."""
+    return _debugging_nans(True) if debugs_nans() else contextlib.nullcontext()
 
 
 def run_alone(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     """Run one primitive outside of jit, by a program that is made once."""
-    with hunting():
+    with debugging_nans():
         return _compat.traced_as_a_whole(xla.apply_primitive, primitive, *operands, **params)
 
 
@@ -277,7 +277,7 @@ def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bo
 
 
 def _axes_of_index(params: Any) -> int:
-    """Return along how many axes an index has a start. What a pass has settled counts the rows of all axes together."""
+    """Return along how many axes an index has a start: one if a pass has settled it to numbers of rows."""
     return 1 if params.get("settled") else params["index_dims"]
 
 
