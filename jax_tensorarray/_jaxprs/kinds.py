@@ -1,4 +1,4 @@
-"""The primitives of JAX by what they do, as sets of names: some are private, and some are only in some versions."""
+"""What the primitives of JAX do, by name: some are private, and some are only in some versions."""
 
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives

@@ -1,14 +1,10 @@
-"""Reshape conditionals whose branches update buffers into the form that XLA runs in place.
-
-    b = lax.cond(p, lambda b: b, lambda b: ta_write(b, i, x), b)
-    # becomes
-    b = lax.cond(~p, lambda b: ta_write(b, i, x), lambda b: b, b)          # JAX stores the branches in reverse
+"""Conditionals whose branches update buffers, in the form that XLA runs in place.
 
 XLA's copy insertion treats the branches of a conditional as steps that run one after the other (always before jaxlib
 0.12, and in some programs since). A branch that updates a buffer in place then seems to destroy what a later branch
-still needs, and XLA copies the buffer in every execution. Only an update in the last branch is safe. So of two branches
+still needs, and the buffer is copied in every execution. Only an update in the last branch is safe. So of two branches
 the one that updates becomes the last. Any other conditional whose earlier branches update buffers becomes a chain of
-two-way conditionals. Each of them either passes everything on or, as its last branch, runs one of the original
+two-way conditionals. Each conditional either passes everything on or, as its last branch, runs one of the original
 branches. Exactly one of them does.
 
 No conditional keeps an operand that none of its branches uses. The next pass, `ordering`, would take the conditional

@@ -1,4 +1,4 @@
-"""Instruction selection: which row ops become slices of XLA's own, and how. `slices` has the conditions."""
+"""Choose which row ops become slices of XLA's own, and how: `slices` says when these are as good as calls."""
 
 import math
 from collections.abc import Sequence

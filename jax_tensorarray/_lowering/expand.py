@@ -140,7 +140,7 @@ class Expander:
         return None if found is None else functools.partial(found.traced, **eqn.params)
 
 
-#: The arrays in which a scan stacks results begin as this. Numbers that may be indices begin as 0, which has bounds.
+#: What a scan stacks its results in begins as this. Numbers that may be indices begin as 0, which has bounds.
 _EMPTY = ("empty", "empty2")
 
 

@@ -372,5 +372,5 @@ def _places(eqn: Equation, how: How) -> int:
     return math.prod((*shape[how.shared : how.batch_dims], *positions, *(() if how.by_windows else how.window)))
 
 
-#: Elementwise primitives that XLA may compute again in each fusion that reads the result.
+#: What may be computed again in each fusion that reads it.
 _ELEMENTWISE = frozenset(("add", "add_any", "convert_element_type", "div", "max", "min", "mul", "select_n", "sub"))
