@@ -5,9 +5,10 @@
     y = ta_read(q, i) * 2
 
 The gradient of plain JAX makes a cotangent of the size of the view in every step, and takes all of it back through the
-view. What does not depend on the loop is computed before the loop, once (loop-invariant code motion), and the
-cotangents of its rows are added in place. But a conversion to a smaller float stays in the loop: the cotangents would
-be added in the smaller type.
+view. A view that does not depend on the loop is computed once, before the loop (loop-invariant code motion), and the
+cotangents of its rows are added in place.
+
+A conversion to a smaller float is never computed before the loop: the cotangents would be added in the smaller type.
 
 An update can be such a view, too: `b.at[i].set(x)[j]` in a step that returns `b`. It stays as it is: see `discarded`.
 """
