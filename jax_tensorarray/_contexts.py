@@ -1,7 +1,7 @@
 """The user contexts of this library, each a part of the key in JAX's caches.
 
-They are made when the library is imported, and not where they are used: JAX forbids to make one while other threads use
-JAX, and each new one has JAX compile again whatever it has compiled before.
+They are made when the library is imported, and not where they are used. JAX forbids to make one while other threads use
+JAX, and after each new one it compiles every program again.
 """
 
 import jax
@@ -9,7 +9,7 @@ import jax
 #: Whether `disable_in_place` or `enable_in_place` decides, and how: "off", "on" or None.
 decided = jax.make_user_context(None)
 
-#: The listener to what `in_place` does. Everything is traced anew for it, so all rules are asked.
+#: The listener for remarks of `in_place`. JAX traces everything again for it, so that all rules are consulted.
 listening = jax.make_user_context(None)
 
 #: Whether a loop of JAX is traced to become one of ours, which `in_place` need not look at yet.

@@ -1,4 +1,4 @@
-"""The default bound that `growing` gives to arrays and loops, and how a full one asks for more."""
+"""The errors by which an array or a loop asks `growing` for a larger bound."""
 
 from jax_tensorarray import _contexts
 

@@ -1,4 +1,4 @@
-"""How JAX lowers primitives, and a pass over each module that it has lowered."""
+"""How JAX lowers primitives, and a hook that rewrites every program before JAX lowers it."""
 
 import functools
 import importlib

@@ -1,5 +1,6 @@
 """Read optimised HLO, the text of a compiled program.
 
-`text` parses it, finds what runs in loops, and knows the lines of Python. `buffers` finds what a loop does to a buffer
-that it carries. `ahead` compiles for a platform that need not be present.
+`text` parses it, and finds the operations in loops and their lines of Python. `buffers` finds the operations of a loop
+on all of a buffer that it carries, and `arguments` the arguments that a program copies. `ahead` compiles for a platform
+that need not be present.
 """

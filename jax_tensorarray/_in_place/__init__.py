@@ -8,7 +8,7 @@ It traces a function and evaluates the jaxpr again, one equation after the other
 runs jaxprs is rebuilt around rewritten ones, as `_jaxprs.registry` says.
 
 - Entry: `api` has the decorator, and `early` the loops that the function itself differentiates. `package` puts under
-  `in_place` what another package jits: `source` rewrites that package, and `jit` is called there. `switch` turns all of
+  `in_place` what another package jits: `source` rewrites that package so that it calls `jit`. `switch` turns all of
   this off, and `off` explains the gradients that are missing then.
 - Arguments and results: `arguments` splits them into traced and static leaves, `changes` returns side effects as
   results (`nnx` for modules of Flax NNX, `surroundings` for what Haiku and Linen keep), and `pickling` sends functions.

@@ -4,8 +4,8 @@
     # treats these loops as
     jax.grad(in_place(loss))
 
-A derivative that plain JAX has made of a loop keeps all versions of a buffer, or masks of whole buffers, which no rule
-can take out again. JAX offers only one place to come first, through which every loop enters a program: the `bind` of
+A derivative that plain JAX has made of a loop keeps all versions of a buffer, or masks of whole buffers. Rules cannot
+remove these later. JAX offers only one place to come first, through which every loop enters a program: the `bind` of
 its primitive. While no function is being rewritten, `bind` behaves as usual.
 """
 
