@@ -5,8 +5,9 @@
     # becomes
     b = ta_write(b, i, x, where=~keep, mode="drop")
 
-If something else uses `new`, that version exists anyway, and we put back the old row where `keep` is true. If the other
-case was there before the step (`jnp.where(done, first, state)`), we write all of its rows in the examples that take it.
+If the version that may not be selected is unused, its updates are repeated with a mask. Otherwise that version exists
+already, and the rows that should not differ are put back. What was there before the step, and is selected in place of a
+buffer (`jnp.where(done, first, state)`), is written over all of its rows in the examples that select it.
 """
 
 import math
@@ -19,7 +20,7 @@ import numpy as np
 
 from jax_tensorarray import _gates
 from jax_tensorarray._in_place.rows import has_rows
-from jax_tensorarray._in_place.values import Left, Predicate, Selection, Update, Value, arrays
+from jax_tensorarray._in_place.values import Left, Part, Predicate, Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.kinds import LOGIC
 from jax_tensorarray._loops.guard import ta_guard
@@ -91,7 +92,7 @@ def _special(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], An
     """
     for other, buffer, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
         if other.sparse_updates == () and jnp.issubdtype(other.dtype, jnp.inexact):
-            return Value(whole(), part=Selection(buffer, active))
+            return Value(whole(), part=Part(buffer, active))
         if other.stopped is buffer:
             if not jnp.issubdtype(buffer.dtype, jnp.inexact):  # integers have no derivative anyway
                 return buffer

@@ -102,7 +102,7 @@ class Predicate(NamedTuple):
         return lax.select_n(self.over(no.shape), no, yes)
 
 
-class Selection(NamedTuple):
+class Part(NamedTuple):
     """A select of a buffer, where `active` is true, or zeros, and the updates since then."""
 
     whole: "Value"
@@ -210,7 +210,7 @@ class Value:
         before: "Value | None" = None,
         update: Update | None = None,
         sparse_updates: tuple[Update, ...] | None = None,
-        part: Selection | None = None,
+        part: Part | None = None,
         guard: Predicate | None = None,
         became: str = "",
         stopped: "Value | None" = None,

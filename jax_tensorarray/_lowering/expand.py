@@ -1,13 +1,9 @@
-"""Inline scans, calls and loops of this library, so that row ops appear only in `while`, `cond` and `shard_map`.
+"""Write out a program: what runs row ops elsewhere than in a `while` or a `cond` becomes the equations it stands for.
 
-    b, ys = scan[jaxpr=step length=50] b xs
-    # becomes
-    k, b, ys = while[cond_jaxpr={ k < 50 } body_jaxpr={ x = xs[k]; step; ys[k] = y; k + 1 }] xs 0 b empty
-
-Scans, loops of this library and primitives of others become what JAX would trace when it lowers them. A `jit`, and a
-function with derivatives of its own, become their equations; a `checkpoint` becomes a barrier and its equations. Then
-the equations that make an index are beside the op. A `jit` with options of its own stays if the program is for several
-devices.
+A scan, a loop of this library and a primitive of another one are what JAX would trace when it lowers them. A `jit` and
+what has derivatives of its own are their equations, and a `checkpoint` is a barrier and its equations. So the passes
+that follow see loops, branches and `shard_map` only, and an index is made of equations beside that of the op. A `jit`
+with options of its own stays too if the program is for several devices.
 """
 
 import functools

@@ -1,20 +1,14 @@
-"""Order reads before updates by data dependence, so that XLA updates every buffer in place.
+"""A pass that lets XLA update every buffer in place.
 
-    row = ta_read[...] b i
-    after = ta_write[...] b j x
-    # becomes
-    row = ta_read[...] b i
-    after = ta_write[waits=1 ...] b j x row              # an operand that the write ignores
+XLA copies a buffer before an in-place operation if a reader of the old value might run later. Readers that come
+earlier in the program, but that the update does not depend on, are such readers: nothing orders the two. This pass
+makes the order explicit. For each value with readers and one last owner (the equation that updates it in place, or the
+loop or the branches inside which that happens), the readers' results become operands of the owner, which ignores them,
+so that reading comes first by data dependence. An owner that is not one of our calls gets a fence in front: an in-place
+identity that takes those operands instead. A reader that follows its owner in the program but does not depend on it is
+moved in front of it. If what it is made of may not move, the owner is moved after it.
 
-XLA copies a buffer before an in-place operation if a reader of the old value might run later. It does not see that a
-reader comes earlier in the program, unless the update depends on it (an anti-dependence). So this pass makes the
-order explicit. The owner of a value is the last equation that updates it in place, or the loop or the conditional that
-does so inside. The results of the readers become operands of the owner. An owner that is not one of our calls gets a
-fence in front: an in-place identity that takes those operands instead. A reader that follows its owner in the program
-but does not depend on it is moved in front of it. If the equations that the reader needs may not move, the owner is
-moved after it.
-
-An operation that XLA would fuse with a reader of a whole buffer reads that buffer, too, so the owner waits for it.
+What XLA would fuse with a reader of a whole buffer reads that buffer as well, so the owner waits for all of it.
 """
 
 import operator
@@ -87,7 +81,7 @@ class _Orderer:
                 if may_move(together):
                     block.move_before(together, owner)
                 elif self.barriers_hold and owner not in together and _sink(block, owner, block.last(group), owning):
-                    pass  # the owner was moved after everything that XLA may fuse with the reader
+                    pass  # all that XLA may fuse with the reader comes before the owner
                 elif block.rank[k] > since:
                     moved = block.ancestors(k, since)
                     if may_move(moved):

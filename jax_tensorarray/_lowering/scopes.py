@@ -72,7 +72,7 @@ class Scope:
         return self.role in ("condition", "body") or (self.outer is not None and self.outer.is_in_loop)
 
     def operand(self, atom: Atom) -> Atom | None:
-        """Return the outer value that an argument is bound to, None if it varies, as a carry does."""
+        """Return what an argument always is: the operand of the equation around, in the scope around."""
         number = None if isinstance(atom, Literal) else self.numbers.get(atom)
         if number is None or self.outer is None:
             return None

@@ -1,21 +1,16 @@
-"""Lower row ops to XLA's own slices, if these do the same in place: XLA fuses them with what makes or uses the row.
-
-    row, after = ta_read(b, i), ta_write(b, j, x)
-    # becomes
-    b, row = lax.optimization_barrier((b, lax.dynamic_slice(b, (i, 0), (1, d)).reshape(d)))
-    after = lax.dynamic_update_slice(b, x[None], (j, 0))
+"""Row ops as XLA's own slices, where these do the same in place: XLA fuses them with what makes or uses the row.
 
 A call of ours stays outside of every fusion and costs a fixed time; a loop without calls may even become one function
 of machine code. But a call raises and updates in place whatever is around it, and slices do neither. So a slice stands
-for a call if
+for a call where
 
 - the index is one row, or a few except on a GPU, and it need not be in range or is checked already (`record`). On a
   CPU more rows in a loop are one gather or one scatter;
-- everything that reads the buffer comes before its update by data dependence. That is so if only the update uses what
-  was read. Otherwise an optimization barrier around the buffer and the row makes it so, in versions of XLA that keep
-  barriers until memory has been assigned. In older versions the read is in a `cond` that always runs, which XLA does
-  not know. It returns an extra 0, which we add to the index of the update. Either keeps XLA from reading the row again
-  after the update, in a fusion of its own.
+- everything that reads the buffer comes before its update by data dependence. That is so if what is read is for the
+  update only. Otherwise an optimization barrier around the buffer and the row that was read makes it so, in versions
+  of XLA that keep it until memory has been assigned. In others a branch does, since XLA does not know that it is always
+  run: it returns a 0 beside the row, for the index of the update. Either keeps XLA from reading the row again after the
+  update, in a fusion of its own.
 
 `lowering` is "auto" for slices as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops, where
 a separate call then has to raise.

@@ -1,6 +1,4 @@
-"""Find row ops that need no order: reads that feed only the next update, or reads of a buffer without updates.
-
-    after = ta_write(b, j, jnp.sin(ta_read(b, i)))
+"""Find the row ops that need no order: what is read of a buffer is for its next update only, or there is none.
 
 XLA cannot read after an update what the update is made of. So nothing has to be put between the two, neither a barrier
 nor a branch, and XLA may fuse them.
