@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from gates import SETTINGS, gates
 from hypothesis import given, settings
+from in_place import compiled
 from jax import jit, lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from orders import ORDERS as ORDERS_OF_IN_PLACE
 from random_checks import (
     BATCHES,
     CARRIES_TOKENS,
@@ -35,6 +37,8 @@ from random_machines import THETA, Functions, InJax, expected, initial, kinds
 from random_programs import BATCH, Places, Program, Update, programs
 
 from jax_tensorarray import in_place
+from jax_tensorarray._compat import barriers_hold
+from jax_tensorarray._hlo import text as hlo_text
 
 MOST_STEPS = 6
 
@@ -301,6 +305,27 @@ def check(order, program, *batch):
         return
     with judged_in_numpy(order not in BY_XLA):
         ORDERS[order](program, *batch)
+
+
+def whole_buffer_operations(f, args):
+    """How many operations in the loops of a compiled program make as much as its smallest buffer has."""
+    text = compiled(f, *args).as_text()
+    return len(hlo_text.whole_buffer_operations_in_loops(text, min(x.nbytes for x in args if x.ndim > 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not barriers_hold("cpu"), reason="where no barrier holds, XLA makes the update again")
+@settings(max_examples=settings.default.max_examples // 5)
+@given(program=programs(), order=st.sampled_from(["forward", "vmap"]))
+def test_what_moves_no_buffer_in_plain_jax_moves_none_in_place(program, order):
+    """Of buffers that are large enough for it to matter."""
+    program = plainer(program)
+    program = program._replace(sizes=tuple(200 * n for n in program.sizes))
+    f, args = values_of(program), start_of(program)
+    if order == "vmap":
+        args = [jnp.stack([x, x]) for x in args]
+    ours, plain = (ORDERS_OF_IN_PLACE[order](f, by, 0) for by in (in_place, lambda f: f))
+    assert not whole_buffer_operations(ours, args) or whole_buffer_operations(plain, args)
 
 
 @pytest.mark.parametrize("order", ORDERS)
