@@ -110,20 +110,28 @@ class _Orderer:
                     block.fence(owner, value, results)
 
         for k, eqn in enumerate(scope.jaxpr.eqns):
-            if eqn.primitive.name == "while":
-                for number in self._kept(eqn):
-                    value = block.eqns[k].invars[number]
-                    is_made_again = _is_splat(scope, eqn.invars[number]) or (
-                        self.sinks and _is_computed(scope, eqn.invars[number])
-                    )
-                    if is_made_again and ownership.holds(eqn, number) and num_bytes(value) >= _gates.ORDERED_BYTES:
-                        block.fence(k, value, [])
+            for number in self._remade(scope, eqn):
+                value = block.eqns[k].invars[number]
+                if num_bytes(value) >= _gates.ORDERED_BYTES:
+                    block.fence(k, value, [])
         return block
 
-    def _kept(self, loop: Equation) -> list[int]:
-        """Return the operands that a loop is given and does not change."""
-        first, same = len(loop.invars) - len(loop.outvars), self.ownership.invariants(loop)
-        return [k for k in range(len(loop.invars)) if k < first or k - first in same]
+    def _remade(self, scope: Scope, eqn: Equation) -> list[int]:
+        """Return the buffers of a loop or of a conditional that need a fence although nothing else reads them.
+
+        XLA makes a splat again in each step of a loop, rather than carry it. Since 0.12 it copies the buffer that a
+        conditional in a branch of another one updates, if its operands are the arguments of that branch.
+        """
+        if eqn.primitive.name == "while":
+            first, same = len(eqn.invars) - len(eqn.outvars), self.ownership.invariants(eqn)
+            kept = [k for k in range(len(eqn.invars)) if k < first or k - first in same]
+            return [k for k in kept if self.ownership.holds(eqn, k) and self._is_made_again(scope, eqn.invars[k])]
+        if eqn.primitive.name == "cond" and isinstance(scope.role, int) and self.barriers_hold:
+            return [k for k, v in enumerate(eqn.invars) if scope.operand(v) is not None and self.ownership.owns(eqn, k)]
+        return []
+
+    def _is_made_again(self, scope: Scope, value: Any) -> bool:
+        return _is_splat(scope, value) or (self.sinks and _is_computed(scope, value))
 
 
 # --- the equations of one jaxpr --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from in_place import assert_in_place, assert_linear_time, assert_no_whole_buffer
 from jax import jit, lax
 from row_programs import ours, plain, programs
 
-from jax_tensorarray import ta_add, ta_empty, ta_max, ta_read, ta_stack, ta_swap, ta_write
+from jax_tensorarray import fori_loop, ta_add, ta_empty, ta_max, ta_read, ta_stack, ta_swap, ta_write
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.checkpoint_policies import save_reads
 
@@ -202,6 +202,27 @@ def test_switch_whose_branches_write_add_swap_or_read(branches, transform):
 
         b, hand = lax.scan(body, (x, x[0]), (jnp.arange(len(x)), x))[0]
         return jnp.sum(b**2) + jnp.sum(hand)
+
+    assert_in_place(transform(loss), args_of)
+
+
+@pytest.mark.parametrize("transform", [forward, jax.grad])
+def test_a_conditional_in_a_branch_of_another(transform):
+    """XLA 0.12 copies the buffer three times per step, in plain JAX too, if the operands are those of the branch."""
+
+    def loss(x):
+        first = x[0]
+
+        def step(i, c):
+            b, hand = c
+
+            def inner(b):
+                return lax.cond(hand[1] > 0, lambda b: ta_write(b, i, hand), lambda b: b, b)
+
+            b = lax.cond(hand[0] > 0, inner, lambda b: ta_write(b, i, 2 * hand), b)
+            return b, jnp.sin(hand + first)
+
+        return jnp.sum(fori_loop(0, len(x), step, (x, first))[0] ** 2)
 
     assert_in_place(transform(loss), args_of)
 
