@@ -79,4 +79,4 @@ from jax_tensorarray._compat.watching import (
     results,
     transformation_of,
 )
-from jax_tensorarray._compat.xla import barriers_hold, ffi_api_version, small_loops_are_quadratic
+from jax_tensorarray._compat.xla import barriers_hold, branches_are_steps, ffi_api_version, small_loops_are_quadratic

@@ -33,6 +33,14 @@ def barriers_hold(platform: str) -> bool:
     return platform in ("cuda", "rocm", "tpu") or (platform == "cpu" and jaxlib.version.__version_info__ >= (0, 12))
 
 
+def branches_are_steps() -> bool:
+    """Return whether XLA's copy insertion takes the branches of a conditional for steps that run one after the other.
+
+    Only before jaxlib 0.12, on all platforms.
+    """
+    return jaxlib.version.__version_info__ < (0, 12)
+
+
 def small_loops_are_quadratic() -> bool:
     """Return whether XLA for CPUs copies a whole buffer in every step of a small loop (jax#40101)."""
     is_avoided = "xla_cpu_small_while_loop_byte_threshold=" in os.environ.get("XLA_FLAGS", "")

@@ -1,11 +1,23 @@
-"""Conditionals whose branches update buffers, in the form that XLA runs in place.
+"""Conditionals whose branches update buffers, in the form that XLA before 0.12 runs in place.
 
-XLA's copy insertion treats the branches of a conditional as steps that run one after the other (always before jaxlib
-0.12, and in some programs since). A branch that updates a buffer in place then seems to destroy what a later branch
-still needs, and the buffer is copied in every execution. Only an update in the last branch is safe. So of two branches
-the one that updates becomes the last. Any other conditional whose earlier branches update buffers becomes a chain of
-two-way conditionals. Each conditional either passes everything on or, as its last branch, runs one of the original
-branches. Exactly one of them does.
+    b = switch(i, [write, read, add], b)
+
+    x = switch(i, [keep, read, keep], b)    # the branches that update nothing
+    b = cond(i == 0, keep, write, b)
+    b = cond(i == 2, keep, add, b)
+
+Before jaxlib 0.12, XLA's copy insertion takes the branches of a conditional for steps that run one after the other. A
+branch that updates a buffer in place then seems to destroy what a later branch still needs, and XLA copies the buffer
+in every execution. Only an update in the last branch is safe. So of two branches the one that updates becomes the last.
+Any other conditional whose earlier branches update buffers becomes a chain of two-way conditionals. Each conditional
+either passes everything on or, as its last branch, runs one of the original branches. Exactly one of them does.
+
+Measured on random conditionals in loops: two to four branches that read or update one or two buffers, forward, the
+gradient, and the gradient under `vmap`. On 0.10.2 each of the 39 programs that this pass rewrites has 3 to 18 copies of
+a buffer more per step without it, and the gradient of a `cond` that writes in one branch and reads in the other has 3.
+On 0.12 none of 43 has one more, and a chain takes longer: 1.2 times for the gradient of a switch of three branches. Of
+the programs of `benchmarks`, `nelder_mead` has more copies without this pass on 0.12: four of 4 KB per step, as in
+plain JAX, instead of two. It takes 1.04 times as long as in plain JAX.
 
 No conditional keeps an operand that none of its branches uses. The next pass, `ordering`, would take the conditional
 for a reader of such a buffer.

@@ -71,7 +71,7 @@ PASSES = (
         lambda jaxpr, to: check_by_record(jaxpr, default_lowering(), to.outside, to.needs_opaque_zero),
         lambda to: to.is_known and not to.calls_nothing,
     ),
-    Pass("branches", lambda jaxpr, to: split_updating_branches(jaxpr)),
+    Pass("branches", lambda jaxpr, to: split_updating_branches(jaxpr), lambda to: _compat.branches_are_steps()),
     Pass(
         "ordering",
         lambda jaxpr, to: order_readers(jaxpr, sinks=to.calls_nothing, barriers_hold=not to.needs_opaque_zero),

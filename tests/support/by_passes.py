@@ -66,7 +66,8 @@ def by_passes(count=ALL, name="cpu"):
     def rewrite(jaxpr):
         if not jaxprs.has_ours(jaxpr):
             return jaxpr
-        with mock.patch.object(_compat, "barriers_hold", lambda platform: holds):
+        older = {"barriers_hold": lambda platform: holds, "branches_are_steps": lambda: not holds}
+        with mock.patch.multiple(_compat, **older):
             for _, after in itertools.islice(passes.steps(jaxpr, target), count):
                 check(after)
                 jaxpr = after
