@@ -16,5 +16,5 @@ Until `slices`, the index of an op says where boxes start along each axis, and e
 numbers of all rows in each example: `slicing.flat` gives them to the ops that stay.
 
 All of them read a program by `scopes`, its ops by `ownership` and `aliases`, and their lines by `places`. They make
-equations by `equations`, of the functions in `arrays`. So each leaves a program that can be printed, and run.
+equations by `equations`, many of the functions in `_ops.starts`. So each leaves a program that can be printed, and run.
 """

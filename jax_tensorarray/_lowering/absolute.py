@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from jax_tensorarray._lowering.arrays import like
 from jax_tensorarray._lowering.equations import Block, is_static
 from jax_tensorarray._lowering.scopes import Scope, rebuilt
+from jax_tensorarray._ops.starts import like
 from jax_tensorarray._types import Equation
 
 

@@ -28,9 +28,8 @@ from jax_tensorarray._lowering.scopes import (
     joined_columns,
     with_bodies,
 )
-from jax_tensorarray._ops.calls import box_along
 from jax_tensorarray._ops.check import ta_check_p
-from jax_tensorarray._ops.starts import sizes_of
+from jax_tensorarray._ops.starts import box_along, sizes_of
 from jax_tensorarray._types import Equation
 
 Bounds = tuple[int, int]

@@ -24,7 +24,6 @@ from jax.core import ShapedArray
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering.arrays import as_dtype, for_each, is_out_of_range, like, repeated, reshaped, widened
 from jax_tensorarray._lowering.equations import Atom, Block, is_static
 from jax_tensorarray._lowering.ownership import mask_of
 from jax_tensorarray._lowering.places import Places
@@ -38,11 +37,21 @@ from jax_tensorarray._lowering.scopes import (
     rebuilt,
     with_bodies,
 )
-from jax_tensorarray._ops.calls import TAPE_PARAM, Named, box_along
+from jax_tensorarray._ops.calls import TAPE_PARAM, Named
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.fence import ta_zero_p
 from jax_tensorarray._ops.primitive import CALLED
-from jax_tensorarray._ops.starts import sizes_of
+from jax_tensorarray._ops.starts import (
+    as_dtype,
+    box_along,
+    for_each,
+    is_out_of_range,
+    like,
+    repeated,
+    reshaped,
+    sizes_of,
+    widened,
+)
 from jax_tensorarray._types import INT32_MAX, Equation
 
 #: First comes the code, an int64: 0 until an index is out of range, then 2^32 times the number of the op plus the index

@@ -13,20 +13,21 @@ import jax
 import numpy as np
 from jax import lax
 
-from jax_tensorarray._lowering.arrays import (
+from jax_tensorarray._ops.reference import added
+from jax_tensorarray._ops.starts import (
     as_dtype,
+    box_along,
     clamped,
     every_row,
     for_each,
     in_range,
     is_out_of_range,
     like,
+    numbers_in_boxes,
     repeated,
     reshaped,
     widened,
 )
-from jax_tensorarray._ops.calls import box_along, steps_along
-from jax_tensorarray._ops.reference import added
 
 Array = jax.Array
 
@@ -245,26 +246,9 @@ def flat(*operands: Array, how: How) -> list[Array]:
     given = _operands(how, operands, takes_value=False)
     batch = given.buffer.shape[: how.batch_dims]
     mask = [] if given.mask is None else [for_each(repeated(given.mask, how.window), batch)]
-    return [for_each(_numbers_of_rows(how, given.starts), batch), *mask]
-
-
-def _numbers_of_rows(how: How, starts: Sequence[Array]) -> Array:
-    sizes, window, box = how.sizes, how.window, box_along(how.sizes, how.window)
-    if len(sizes) == 1 and not how.moves and not how.by_windows:
-        return every_row(starts[0], window[0], sizes[0]) if window else starts[0]
-    total = math.prod(sizes)
-    dtype = np.dtype(np.int32 if total <= np.iinfo(np.int32).max else np.int64)
-    rows: Any = None
-    for start, size, count in zip(starts, sizes, box, strict=True):
-        start = widened(start, size)
-        start = as_dtype(clamped(start, size - count) if how.moves else start, dtype)
-        rows = start if rows is None else lax.add(lax.mul(rows, like(rows, size)), start)
-    inside = in_range(starts, sizes, box) if how.drops else None
-    rank, rows = rows.ndim, repeated(rows, window)
-    for k, step in enumerate(steps_along(sizes)[len(sizes) - len(window) :]):
-        along = lax.broadcasted_iota(dtype, rows.shape, rank + k)
-        rows = lax.add(rows, lax.mul(along, like(rows, step)))
-    return rows if inside is None else lax.select(repeated(inside, window), rows, like(rows, -1))
+    whole = how.moves or how.by_windows
+    rows = numbers_in_boxes(given.starts, how.sizes, how.window, whole=whole, drops=how.drops, moves=how.moves)
+    return [for_each(rows, batch), *mask]
 
 
 # --- the rows of an op -------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The signatures of the calls of our kernels: their operands and results by role, and their attributes."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jax.interpreters.mlir import ir
@@ -125,13 +124,3 @@ def target(op: Operation) -> str:
     """Return the name of the kernel that an operation calls."""
     name: str = op.attributes["call_target_name"].value
     return name.removeprefix(PREFIX)
-
-
-def box_along(sizes: Sequence[int], window: Sequence[int]) -> list[int]:
-    """Return how many rows a box has along axes of these sizes: those of a window along the last ones, one before."""
-    return [*[1] * (len(sizes) - len(window)), *window]
-
-
-def steps_along(sizes: Sequence[int]) -> list[int]:
-    """Return by how much the number of a row grows along each of the axes together, the last one fastest."""
-    return [math.prod(map(int, sizes[k + 1 :])) for k in range(len(sizes))]

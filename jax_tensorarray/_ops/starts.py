@@ -1,29 +1,76 @@
-"""Where the boxes of a row op start, and the numbers of their rows, which kernels take.
+"""Where the boxes of a row op start, whether they are in range, and the numbers of their rows, which kernels take.
 
 An index along one axis has the shape `[*batch, *I]`. Along `d` axes it has the shape `[*batch, *I, d]`, as a gather has
 it. A box has one row along each axis, or those of a window along the last of the axes.
+
+These functions call nothing of `jax.numpy`, which takes several times as long to trace. They compare in the dtype of an
+index, so they work without x64, too.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray._ops.calls import box_along, steps_along
 from jax_tensorarray._types import INT32_MAX
 
 Array = jax.Array
+
+
+# --- shapes ------------------------------------------------------------------------------------------------------
 
 
 def positions_of(index: Any, index_dims: int) -> tuple[int, ...]:
     """Return the shape `[*batch, *I]` of the positions of an index."""
     shape: tuple[int, ...] = np.shape(index)
     return shape if index_dims == 1 else shape[:-1]
+
+
+def sizes_of(buffer: Any, params: Any) -> tuple[int, ...]:
+    """Return the sizes of the axes along which an op with these parameters starts."""
+    sizes: tuple[int, ...] = buffer.shape[params["batch_dims"] :][: params["index_dims"]]
+    return sizes
+
+
+def box_along(sizes: Sequence[int], window: Sequence[int]) -> list[int]:
+    """Return how many rows a box has along axes of these sizes: those of a window along the last ones, one before."""
+    return [*[1] * (len(sizes) - len(window)), *window]
+
+
+# --- arrays ------------------------------------------------------------------------------------------------------
+
+
+def like(x: Array, value: int) -> Array:
+    """Return a number in the dtype of an array, in each of its places."""
+    number: Any = np.asarray(value).astype(x.dtype)[()]
+    return lax.broadcast_in_dim(number, x.shape, ()) if x.ndim else number
+
+
+def as_dtype(x: Array, dtype: Any) -> Array:
+    return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
+
+
+def reshaped(x: Array, shape: Sequence[int]) -> Array:
+    return x if x.shape == (*shape,) else lax.reshape(x, tuple(shape))
+
+
+def repeated(x: Array, window: Sequence[int]) -> Array:
+    """Repeat an array along new last axes, as an index along those of a window."""
+    return lax.broadcast_in_dim(x, (*x.shape, *window), range(x.ndim)) if window else x
+
+
+def for_each(x: Array, batch: Sequence[int]) -> Array:
+    """Repeat an index or a mask along the batch axes whose examples share it."""
+    shape = (*batch, *x.shape[len(batch) :])
+    return x if x.shape == shape else lax.broadcast_in_dim(x, shape, range(x.ndim))
+
+
+# --- starts ------------------------------------------------------------------------------------------------------
 
 
 def along_axes(index: Array, index_dims: int) -> list[Array]:
@@ -38,40 +85,47 @@ def joined(starts: Sequence[Array]) -> Array:
     return lax.concatenate([lax.expand_dims(x, [x.ndim]) for x in starts], starts[0].ndim)
 
 
-def sizes_of(buffer: Any, params: Any) -> tuple[int, ...]:
-    """Return the sizes of the axes along which an op with these parameters starts."""
-    sizes: tuple[int, ...] = buffer.shape[params["batch_dims"] :][: params["index_dims"]]
-    return sizes
+def widened(index: Array, size: int) -> Array:
+    """Convert an index to a dtype that has all rows.
+
+    XLA clamps a start in the start's own dtype. In a smaller dtype the last row that it clamps to would wrap.
+    """
+    dtype = np.dtype(np.int32 if size <= INT32_MAX else np.int64)
+    return index if index.dtype.itemsize >= dtype.itemsize else as_dtype(index, dtype)
+
+
+def clamped(start: Array, last: int) -> Array:
+    """Move starts into the range from 0 to `last`."""
+    kind = start.dtype.type
+    return lax.clamp(kind(0), start, kind(min(last, np.iinfo(start.dtype).max)))
+
+
+def is_out_of_range(index: Array, size: Any) -> Array:
+    """Return which indices are out of range; `size` is a number, or an int32 array of the same shape."""
+    if not isinstance(size, int):
+        index, size = widened(index, INT32_MAX), lax.max(size, like(size, 0))
+    below = lax.lt(index, like(index, 0))
+    if isinstance(size, int) and size > np.iinfo(index.dtype).max:
+        return below
+    limit = like(index, size) if isinstance(size, int) else as_dtype(size, index.dtype)
+    return lax.bitwise_or(below, lax.ge(index, limit))
 
 
 def in_range(starts: Sequence[Array], sizes: Sequence[int], window: Sequence[int]) -> Array:
     """Return which boxes with that window are in range along all axes."""
-    inside: Any = True
-    for start, size, count in zip(starts, sizes, box_along(sizes, window), strict=True):
-        last = min(size - count, jnp.iinfo(start.dtype).max)  # no more than the dtype of the start can hold
-        inside &= (start >= 0) & (start <= last)
-    return inside
+    boxes = zip(starts, sizes, box_along(sizes, window), strict=True)
+    return lax.bitwise_not(functools.reduce(lax.bitwise_or, (is_out_of_range(x, size - n + 1) for x, size, n in boxes)))
 
 
-def every_row(first: Array, count: int) -> Array:
-    """Return consecutive numbers from the first ones on, along a last axis."""
-    if jnp.iinfo(first.dtype).bits < 32:
-        first = first.astype(jnp.int32)
-    first = repeated(first, [count])
-    rows = first + lax.broadcasted_iota(first.dtype, first.shape, first.ndim - 1)
+def every_row(first: Array, count: int, size: int = INT32_MAX) -> Array:
+    """Return consecutive numbers from the first ones on, along a last axis, in a dtype that has all rows."""
+    first = repeated(widened(first, size), [count])
+    rows = lax.add(first, lax.broadcasted_iota(first.dtype, first.shape, first.ndim - 1))
     # What wraps to a row stays out of range.
-    return jnp.where(rows < first, first, rows) if jnp.iinfo(rows.dtype).min == 0 else rows
+    return lax.select(lax.lt(rows, first), first, rows) if rows.dtype.kind == "u" else rows
 
 
-def repeated(x: Array, window: Sequence[int]) -> Array:
-    """Repeat an index or a mask along the axes of a window."""
-    return lax.broadcast_in_dim(x, (*x.shape, *window), range(x.ndim))
-
-
-def for_each(x: Array, batch: tuple[int, ...]) -> Array:
-    """Repeat an index or a mask along the batch axes whose examples share it."""
-    shape = (*batch, *x.shape[len(batch) :])
-    return x if x.shape == shape else lax.broadcast_in_dim(x, shape, range(x.ndim))
+# --- numbers of rows ---------------------------------------------------------------------------------------------
 
 
 def counting(buffer: Any, params: Any) -> contextlib.AbstractContextManager[Any]:
@@ -84,25 +138,38 @@ def counting(buffer: Any, params: Any) -> contextlib.AbstractContextManager[Any]
 def numbers_of_rows(buffer: Any, index: Array, *where: Array, **params: Any) -> list[Array]:
     """Return the numbers of all rows in each example, the last axis fastest, and the mask of these rows.
 
-    The number of a row that is left out may be any number out of range. `params` are `primitive.Params`. Call it in
-    the context `counting`.
+    `params` are `primitive.Params`. Call it in the context `counting`.
     """
-    sizes, window = sizes_of(buffer, params), params["window"]
+    sizes, window, mode = sizes_of(buffer, params), params["window"], params["mode"]
     if params.get("settled"):
         return [index, *where]
-    if len(sizes) == 1 and not params["whole"]:
-        numbers = every_row(index, *window) if window else index
-    else:
-        starts, total = along_axes(index, len(sizes)), math.prod(sizes)
-        dtype: Any = jnp.int32 if total <= INT32_MAX else jnp.int64
-        numbers = dtype(0)
-        for start, size, count in zip(starts, sizes, box_along(sizes, window), strict=True):
-            last = min(size - count, jnp.iinfo(start.dtype).max)
-            numbers = numbers * dtype(size) + jnp.clip(start, 0, last).astype(dtype)
-        if params["mode"] == "drop":
-            numbers = jnp.where(in_range(starts, sizes, window), numbers, dtype(-total))  # no row of the box is one
-        rank, numbers = numbers.ndim, repeated(numbers, window)
-        for k, step in enumerate(steps_along(sizes)[len(sizes) - len(window) :]):
-            numbers += lax.broadcasted_iota(dtype, numbers.shape, rank + k) * dtype(step)
+    starts = along_axes(index, len(sizes))
+    numbers = numbers_in_boxes(starts, sizes, window, whole=params["whole"], drops=mode == "drop", moves=mode == "clip")
     batch = buffer.shape[: params["batch_dims"]]
     return [for_each(x, batch) for x in (numbers, *(repeated(x, window) for x in where))]
+
+
+def numbers_in_boxes(
+    starts: Sequence[Array], sizes: Sequence[int], window: Sequence[int], *, whole: bool, drops: bool, moves: bool
+) -> Array:
+    """Return the numbers of the rows of boxes, the last axis fastest. A row that is left out has one out of range.
+
+    If boxes are `whole`, `drops` says that each may be out of range and is left out then, and `moves` that it is moved
+    into range. Else each row is in range or out of range by itself, along the one axis.
+    """
+    if len(sizes) == 1 and not whole:
+        return every_row(starts[0], window[0]) if window else starts[0]
+    total = math.prod(sizes)
+    dtype, numbers = np.dtype(np.int32 if total <= INT32_MAX else np.int64), None
+    for start, size, count in zip(starts, sizes, box_along(sizes, window), strict=True):
+        start = as_dtype(clamped(start, size - count) if moves else start, dtype)
+        numbers = start if numbers is None else lax.add(lax.mul(numbers, like(numbers, size)), start)
+    assert numbers is not None
+    if drops:  # with the number of a row that is before the first one by all rows, no row of a box is one
+        numbers = lax.select(in_range(starts, sizes, window), numbers, like(numbers, -total))
+    rank, numbers = numbers.ndim, repeated(numbers, window)
+    for axis in range(len(window)):
+        step = math.prod(sizes[len(sizes) - len(window) + axis + 1 :])
+        along = lax.broadcasted_iota(dtype, numbers.shape, rank + axis)
+        numbers = lax.add(numbers, lax.mul(along, like(numbers, step)))
+    return numbers
