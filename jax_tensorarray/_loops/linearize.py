@@ -55,11 +55,6 @@ class Recomputed(NamedTuple):
 #: Where a residual comes from.
 Source = FromTape | FromShared | Constant | Recomputed
 
-#: Operations on integers and bools that take no longer than to read their result from memory. None is a reduction.
-_CHEAP = kinds.CHEAP.union(
-    kinds.LOGIC, kinds.LAYOUT, ("clamp", "concatenate", "ge", "gt", "le", "lt", "rev", "slice", "squeeze")
-)
-
 
 @dataclass(frozen=True, eq=False)
 class Linearized:
@@ -271,7 +266,7 @@ class Sources:
         if v not in self.fewest:
             self.fewest[v] = bytes_of([v.aval])
             eqn = self.uses.maker(v)
-            if eqn is not None and eqn.primitive.name in _CHEAP and _is_exact(v):
+            if eqn is not None and eqn.primitive.name in kinds.REPEATED and _is_exact(v):
                 operands = {id(x): x for x in eqn.invars}.values()
                 self.fewest[v] = min(self.fewest[v], sum(map(self._fewest_bytes, operands)))
         return self.fewest[v]

@@ -23,7 +23,7 @@ from jax.extend.core import Jaxpr
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat, _gates
-from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, kinds
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.guard import ta_guard_p
@@ -435,19 +435,9 @@ def work(eqn: Equation) -> float:
         return 2 * sizes[-1] * math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
     if name == "conv_general_dilated":
         return 2 * sizes[-1] * sizes[1] / max(1, eqn.outvars[0].aval.shape[params["dimension_numbers"].out_spec[1]])
-    if name in _COSTLY:
+    if name in kinds.SLOW:
         return math.inf
     return max(sizes, default=0)
-
-
-#: Primitives that take long for the size of their results.
-_COSTLY = frozenset(
-    (
-        *("cholesky", "eig", "eigh", "geqrf", "hessenberg", "householder_product", "lu", "lu_pivots_to_permutation"),
-        *("qr", "schur", "svd", "triangular_solve", "tridiagonal", "tridiagonal_solve", "fft", "ffi_call"),
-        *("custom_linear_solve", "pallas_call"),
-    )
-)
 
 
 def _may_run_again(eqn: Equation) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import kinds
 from jax_tensorarray._lowering.equations import Block, has_type_of
 from jax_tensorarray._lowering.scopes import (
     Atom,
@@ -39,9 +40,7 @@ _DEEPEST = 50
 
 #: Operations that return elements of some operands as they are, or in another dtype.
 _CHOOSING = {
-    **dict.fromkeys(
-        ("broadcast_in_dim", "copy", "copy_p", "dynamic_slice", "expand_dims", "reshape", "rev", "slice"), slice(1)
-    ),
+    **dict.fromkeys(("broadcast_in_dim", "copy", "dynamic_slice", "reshape", "rev", "slice"), slice(1)),
     **dict.fromkeys(("squeeze", "stop_gradient", "transpose"), slice(1)),
     **dict.fromkeys(("convert_element_type", "concatenate", "stack"), slice(None)),
     "dynamic_update_slice": slice(2),
@@ -101,7 +100,7 @@ def _drop_unused(block: Block, outvars: Iterable[Atom]) -> None:
     needed = {x for x in map(block.read, outvars) if not isinstance(x, Literal)}
     kept = []
     for eqn in reversed(block.eqns):
-        if eqn.primitive.name not in _NUMBERS or not needed.isdisjoint(eqn.outvars):
+        if eqn.primitive.name not in kinds.FUSED or not needed.isdisjoint(eqn.outvars):
             kept.append(eqn)
             needed.update(x for x in eqn.invars if not isinstance(x, Literal))
     block.eqns = kept[::-1]
@@ -179,11 +178,7 @@ def _joined_piece(scope: Scope, eqn: Equation) -> Atom | None:
 
 
 #: The operations whose operands are simplified too.
-_KEEPING = frozenset(("add", "broadcast_in_dim", "clamp", "concatenate", "expand_dims", "mul", "reshape", "squeeze"))
-
-
-#: Operations that only make numbers.
-_NUMBERS = frozenset(("iota", "sign", "clamp", "not", *_CHOOSING, *_COMBINING))
+_KEEPING = frozenset(("add", "broadcast_in_dim", "clamp", "concatenate", "mul", "reshape", "squeeze"))
 
 
 class BoundsOf:

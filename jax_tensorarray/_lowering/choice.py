@@ -9,6 +9,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._environment import value_of
+from jax_tensorarray._jaxprs import kinds
 from jax_tensorarray._lowering.equations import Atom, is_static
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import mask_of, operands_of, readers_of, updates
@@ -244,14 +245,13 @@ def _is_costly(scope: Scope, rows: Atom) -> bool:
         eqn = scope.maker(value)
         if eqn is None or len(values) > _FAR:
             break
-        if eqn.primitive.name in _IN_VECTORS and math.prod(value.aval.shape) >= _gates.VECTOR_ELEMENTS:
+        if eqn.primitive.name in kinds.VECTORISED and math.prod(value.aval.shape) >= _gates.VECTOR_ELEMENTS:
             return True
         if not inner_scopes(scope, eqn):
             values.extend(v for v in eqn.invars if scope.maker(v) is not None)
     return False
 
 
-_IN_VECTORS = frozenset(("exp", "log", "log1p", "logistic", "sin", "cos", "tanh"))
 _FAR = 16
 
 

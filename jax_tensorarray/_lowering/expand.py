@@ -136,12 +136,12 @@ class Expander:
         return None if found is None else functools.partial(found.traced, **eqn.params)
 
 
-#: What a scan stacks its results in begins as this. Numbers that may be indices begin as 0, which has bounds.
-_EMPTY = ("empty", "empty2")
-
-
 def _is_uninitialised_number(eqn: Equation) -> bool:
-    aval = eqn.outvars[0].aval if eqn.primitive.name in _EMPTY else None
+    """Return whether an equation makes an integer of any value, as what a scan stacks its results in begins.
+
+    It becomes 0, which has bounds: it may be an index.
+    """
+    aval = eqn.outvars[0].aval if eqn.primitive.name in kinds.UNINITIALISED else None
     return aval is not None and aval.dtype in _INDICES and not aval.ndim
 
 

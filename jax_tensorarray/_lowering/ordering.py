@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat, _gates
-from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, kinds
 from jax_tensorarray._lowering.equations import Block, is_of_numbers, is_static
 from jax_tensorarray._lowering.ownership import Ownership, updates
 from jax_tensorarray._lowering.scopes import Scope, home_of, inner_scopes, with_bodies
@@ -361,36 +361,17 @@ _PURE = frozenset(("ta_read", "ta_read_part", "ta_check", "ta_zero"))
 
 def is_fused(eqn: Equation) -> bool:
     """Return whether XLA may repeat an equation in each fusion that uses its results."""
-    if eqn.primitive.name in _FUSED:
+    if eqn.primitive.name in kinds.FUSED:
         return True
-    inner = list(jaxprs.jaxprs_in(eqn.params)) if eqn.primitive.name in _CALLS else []
+    inner = list(jaxprs.jaxprs_in(eqn.params)) if eqn.primitive.name in kinds.CALLS else []
     return bool(inner) and all(is_fused(e) for jaxpr in inner for e in jaxpr.eqns)
-
-
-_CALLS = frozenset(("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "eval_jaxpr"))
-
-#: Operations that XLA makes again where it fuses them.
-_FUSED = frozenset(
-    (
-        *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh"),
-        *("bessel_i0e", "bessel_i1e", "bitcast_convert_type", "broadcast_in_dim", "broadcast_to", "cbrt", "ceil"),
-        *("clamp", "clz", "complex", "concatenate", "conj", "convert_element_type", "copy", "cos", "cosh", "digamma"),
-        *("div", "dynamic_slice", "empty", "empty2", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1"),
-        *("floor", "gather", "ge", "gt", "imag", "integer_pow", "iota", "is_finite", "le", "le_to", "lgamma", "log"),
-        *("log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "ne", "neg", "nextafter", "not"),
-        *("one_minus_square", "or", "pad", "polygamma", "population_count", "pow", "pvary", "real", "reduce_precision"),
-        *("rem", "reshape", "rev", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic"),
-        *("shift_right_logical", "sign", "sin", "sinh", "slice", "split", "sqrt", "square", "squeeze", "stack"),
-        *("stop_gradient", "sub", "tan", "tanh", "tile", "top_k", "transpose", "unstack", "xor", "zeta"),
-    )
-)
 
 
 def _is_splat(scope: Scope, value: Any) -> bool:
     """Return whether XLA would rather make this array again in every iteration than carry it into a loop."""
     maker = _maker(scope, value)
     if maker is not None:
-        return maker.primitive.name in ("broadcast_in_dim", "empty", "empty2")
+        return maker.primitive.name in ("broadcast_in_dim", *kinds.UNINITIALISED)
     scope, value = home_of(scope, value)
     return not isinstance(value, Literal) and value in scope.jaxpr.constvars
 
@@ -398,16 +379,7 @@ def _is_splat(scope: Scope, value: Any) -> bool:
 def _is_computed(scope: Scope, value: Any) -> bool:
     """Return whether this array is made elementwise, so that XLA may move what makes it."""
     maker = _maker(scope, value)
-    return maker is not None and (maker.primitive.name in _FUSED or maker.primitive.name in _MADE_ALONE)
-
-
-#: Operations of XLA's own that it repeats in no fusion.
-_MADE_ALONE = frozenset(
-    (
-        *("cholesky", "conv_general_dilated", "dot_general", "dynamic_update_slice", "fft", "rng_bit_generator"),
-        "triangular_solve",
-    )
-)
+    return maker is not None and maker.primitive.name in kinds.FUSED | kinds.ALONE
 
 
 def _maker(scope: Scope, value: Any) -> Equation | None:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jax_tensorarray import _gates
+from jax_tensorarray._jaxprs import kinds
 from jax_tensorarray._lowering import slicing
 from jax_tensorarray._lowering.agreement import Chosen, LayoutConflicts
 from jax_tensorarray._lowering.choice import Choice, Chooser
@@ -294,7 +295,7 @@ class _Rows:
 
     def _is_computed_for_carry(self, eqn: Equation) -> bool:
         """Return whether a step of a loop computes all of a large array elementwise, and carries it on."""
-        if self.scope.role != "body" or eqn.primitive.name not in _ELEMENTWISE:
+        if self.scope.role != "body" or eqn.primitive.name not in kinds.ARITHMETIC:
             return False
         (v,) = eqn.outvars
         return num_bytes(v) >= _gates.ORDERED_BYTES_OF_ALL and any(v is x for x in self.scope.jaxpr.outvars)
@@ -365,7 +366,3 @@ def _places(eqn: Equation, how: How) -> int:
     index, shape = eqn.invars[1].aval, eqn.invars[0].aval.shape
     positions = positions_of(index, eqn.params["index_dims"])[how.batch_dims :]
     return math.prod((*shape[how.shared : how.batch_dims], *positions, *(() if how.by_windows else how.window)))
-
-
-#: What may be computed again in each fusion that reads it.
-_ELEMENTWISE = frozenset(("add", "add_any", "convert_element_type", "div", "max", "min", "mul", "select_n", "sub"))

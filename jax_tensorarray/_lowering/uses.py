@@ -9,22 +9,13 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Literal
 
+from jax_tensorarray._jaxprs import kinds
 from jax_tensorarray._lowering.equations import Block
 from jax_tensorarray._lowering.ownership import Ownership, updates
 from jax_tensorarray._lowering.scopes import Scope, home_of, index_number, is_strict, rebuilt
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._types import Equation
-
-#: Operations that XLA for CPUs runs once, however many others use the result: it repeats what it takes to be cheap,
-#: even a sine. Quotients, powers and products are not here, as XLA may turn them into cheap operations.
-_MADE_ONCE = frozenset(
-    (
-        *("cbrt", "exp", "exp2", "expm1", "log", "log1p", "logistic", "rsqrt", "sqrt", "tanh", "sort"),
-        *("reduce", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"),
-        *("argmax", "argmin", "reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"),
-    )
-)
 
 
 def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any:
@@ -33,7 +24,7 @@ def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any
     On a CPU a row needs none either if everything that is made of it, apart from the update, goes through an operation
     that XLA runs once, before the update: XLA repeats a read only in a fusion with cheap operations.
     """
-    uses = Uses(_MADE_ONCE if platform == "cpu" else frozenset(), barriers_hold=barriers_hold)
+    uses = Uses(kinds.ONCE if platform == "cpu" else frozenset(), barriers_hold=barriers_hold)
 
     def mark(scope: Scope, eqn: Equation, block: Block) -> Equation:
         is_read = eqn.primitive is ta_read_p and uses.is_for_update(scope, eqn)

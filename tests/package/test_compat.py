@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -10,10 +11,13 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.extend.core import primitives as jax_primitives
 from row_programs import ours, plain, programs
 
 import jax_tensorarray
 from jax_tensorarray import _compat, _kernels, primitives, ta_read
+from jax_tensorarray._jaxprs import kinds
 from jax_tensorarray.export import disabled_checks
 
 
@@ -25,6 +29,12 @@ def test_gradients_are_right_without_in_place_accumulation(name, monkeypatch):
     x = jnp.asarray(np.random.default_rng(0).standard_normal((20, 3)))
     got = jax.grad(lambda x: programs[name].loss(ours, x * 1.0))(x)
     np.testing.assert_allclose(got, jax.grad(programs[name].with_ops(plain))(x), rtol=1e-9, atol=1e-12)
+
+
+def test_the_table_of_primitives_knows_each_public_primitive_of_jax_once():
+    names = [name for _, row in kinds._TABLE for name in row.split()]
+    assert not [name for name, count in Counter(names).items() if count > 1]
+    assert not {x.name for x in vars(jax_primitives).values() if isinstance(x, Primitive)}.difference(names)
 
 
 @pytest.mark.slow
