@@ -4,13 +4,13 @@ A call demands a layout. After a barrier XLA may choose another one for a slice,
 The buffers are the classes of a union-find over the values that may be one buffer.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Literal
 
 from jax_tensorarray._lowering.aliases import aliased
-from jax_tensorarray._lowering.choice import Choice
+from jax_tensorarray._lowering.choice import Rewrite
 from jax_tensorarray._lowering.equations import hashable
 from jax_tensorarray._lowering.ownership import has_buffer, updates
 from jax_tensorarray._lowering.scopes import Scope, inner_scopes
@@ -19,56 +19,36 @@ from jax_tensorarray._types import Equation
 from jax_tensorarray._union_find import UnionFind
 
 #: The equations of a jaxpr, and how each is rewritten: None if it stays.
-Chosen = Sequence[tuple[Equation, Choice | None]]
+Rewrites = Sequence[tuple[Equation, Rewrite | None]]
 
 
-class LayoutConflicts:
-    """Drops choices so that no buffer passes from a slice to a call in a loop, or the other way round.
+def agreed(chosen: Mapping[Scope, Rewrites]) -> dict[Scope, Rewrites]:
+    """Drop rewrites so that no buffer passes from a slice to a call in a loop, or the other way round.
 
-    A call demands a layout. If a barrier has left the layout to XLA, XLA makes sure of it with a copy for an update by
-    a slice.
+    A call demands a layout. After a barrier, XLA may choose another layout for a slice, and copies the buffer to
+    convert it.
     """
+    buffers: UnionFind[tuple[Scope, Any]] = UnionFind()
+    for scope in chosen:
+        for eqn in scope.jaxpr.eqns:
+            for (a, one), (b, other) in _same_buffer(scope, eqn):
+                if not isinstance(one, Literal) and not isinstance(other, Literal) and _may_be_buffer(one.aval):
+                    buffers.join((a, one), (b, other))
 
-    def __init__(self, scopes: Iterable[Scope]) -> None:
-        self.buffers: UnionFind[tuple[Scope, Any]] = UnionFind()
-        self.calls: set[tuple[Any, bool]] = set()
-        self.depths: dict[tuple[Any, bool], int] = {}  #: in how many loops the innermost of the others is
-        for scope in scopes:
-            for eqn in scope.jaxpr.eqns:
-                for (a, one), (b, other) in _same_buffer(scope, eqn):
-                    if not isinstance(one, Literal) and not isinstance(other, Literal) and _may_be_buffer(one.aval):
-                        self.buffers.join((a, one), (b, other))
+    def buffer_of(scope: Scope, eqn: Equation) -> tuple[Any, bool]:
+        return buffers.find((scope, hashable(eqn.invars[0]))), scope.is_in_loop
 
-    def _key(self, scope: Scope, eqn: Equation) -> tuple[Any, bool]:
-        return self.buffers.find((scope, hashable(eqn.invars[0]))), scope.is_in_loop
+    called = {
+        buffer_of(scope, eqn)
+        for scope, rewrites in chosen.items()
+        for eqn, rewrite in rewrites
+        if rewrite is None and has_buffer(eqn) and not is_packed(eqn.invars[0].aval.dtype)
+    }
 
-    def add_depths(self, scope: Scope, choices: Chosen) -> None:
-        for eqn, choice in choices:
-            if choice is not None and not choice.is_costly:
-                key = self._key(scope, eqn)
-                self.depths[key] = max(self.depths.get(key, 0), loops_around(scope))
+    def kept(scope: Scope, eqn: Equation, rewrite: Rewrite | None) -> Rewrite | None:
+        return None if rewrite is not None and rewrite.passes_on and buffer_of(scope, eqn) in called else rewrite
 
-    def without_costly(self, scope: Scope, choices: Chosen) -> Chosen:
-        """Return the choices without those that take longer than calls, unless another op is in an inner loop."""
-        return [
-            (eqn, None if choice is not None and choice.is_costly and self._is_innermost(scope, eqn) else choice)
-            for eqn, choice in choices
-        ]
-
-    def _is_innermost(self, scope: Scope, eqn: Equation) -> bool:
-        return loops_around(scope) >= self.depths.get(self._key(scope, eqn), 0)
-
-    def add(self, scope: Scope, choices: Chosen) -> None:
-        """Note the calls that stay."""
-        for eqn, choice in choices:
-            if choice is None and has_buffer(eqn) and not is_packed(eqn.invars[0].aval.dtype):
-                self.calls.add(self._key(scope, eqn))
-
-    def choices(self, scope: Scope, choices: Chosen) -> Chosen:
-        return [
-            (eqn, None if choice is not None and choice.passes_on and self._key(scope, eqn) in self.calls else choice)
-            for eqn, choice in choices
-        ]
+    return {scope: [(eqn, kept(scope, eqn, rewrite)) for eqn, rewrite in own] for scope, own in chosen.items()}
 
 
 def _may_be_buffer(aval: Any) -> bool:
@@ -108,12 +88,3 @@ def _same_buffer(scope: Scope, eqn: Equation) -> Iterator[tuple[_Place, _Place]]
     else:
         for operand, result in aliased(eqn):
             yield (scope, eqn.invars[operand]), (scope, eqn.outvars[result])
-
-
-def loops_around(scope: Scope) -> int:
-    """Return in how many loops a jaxpr is."""
-    count = 0
-    while scope.outer is not None:
-        count += scope.role in ("body", "condition")
-        scope = scope.outer
-    return count

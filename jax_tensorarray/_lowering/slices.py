@@ -26,8 +26,8 @@ from jax.extend.core import Literal
 from jax_tensorarray import _gates
 from jax_tensorarray._jaxprs import kinds
 from jax_tensorarray._lowering import slicing
-from jax_tensorarray._lowering.agreement import Chosen, LayoutConflicts
-from jax_tensorarray._lowering.choice import Choice, Chooser
+from jax_tensorarray._lowering.agreement import Rewrites, agreed
+from jax_tensorarray._lowering.choice import Chooser, Rewrite
 from jax_tensorarray._lowering.equations import Atom, Block, has_type_of, hashable, is_of_numbers, is_static
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import mask_of, operands_of, readers_of, waits_of
@@ -64,23 +64,14 @@ def use_slices(jaxpr: Any, *, platform: str | None, divided: bool, outside: Any)
     """
     program = Scope(jaxpr)
     chooser = Chooser(program, platform, divided)
-    chosen: dict[Scope, Chosen] = {}
-    for scope in all_scopes(program):
-        chosen[scope] = [(eqn, chooser.choose(scope, eqn)) for eqn in scope.jaxpr.eqns]
-    conflicts = LayoutConflicts(chosen)
-    for scope, choices in chosen.items():
-        conflicts.add_depths(scope, choices)
-    chosen = {scope: conflicts.without_costly(scope, choices) for scope, choices in chosen.items()}
-    for scope, choices in chosen.items():
-        conflicts.add(scope, choices)
-    chosen = {scope: conflicts.choices(scope, choices) for scope, choices in chosen.items()}
-    return Rewriter(chosen, chooser, Places(outside)).jaxpr(program, frozenset())
+    chosen = {scope: [(e, chooser.choose(scope, e)) for e in scope.jaxpr.eqns] for scope in all_scopes(program)}
+    return Rewriter(agreed(chosen), chooser, Places(outside)).jaxpr(program, frozenset())
 
 
 class Rewriter:
     """Rewrites the chosen ops, and settles how the others are called."""
 
-    def __init__(self, chosen: dict[Scope, Chosen], chooser: Chooser, places: Places) -> None:
+    def __init__(self, chosen: dict[Scope, Rewrites], chooser: Chooser, places: Places) -> None:
         self.chosen, self.places = chosen, places
         self.uses, self.barriers_hold = chooser.uses, chooser.barriers_hold
 
@@ -90,14 +81,14 @@ class Rewriter:
         XLA would make the values `made_again`, which are arguments of a branch, in a fusion that reads them.
         """
         changed, rows = False, _Rows(scope, self.uses, self.barriers_hold, made_again)
-        for eqn, choice in self.chosen[scope]:
+        for eqn, rewrite in self.chosen[scope]:
             if eqn.primitive is ta_zero_p:
                 rows.block.rename(eqn.outvars, map(rows.block.read, eqn.invars))
                 rows.zero = rows.block.read(eqn.invars[0])
                 changed = True
                 continue
-            if choice is not None:
-                rows.rewrite(eqn, choice)
+            if rewrite is not None:
+                rows.rewrite(eqn, rewrite)
                 changed = True
                 continue
             if inner_scopes(scope, eqn):
@@ -179,14 +170,14 @@ class _Rows:
     def is_made_again(self, atom: Atom) -> bool:
         return not isinstance(found := self.block.read(atom), Literal) and found in self.made_again
 
-    def rewrite(self, eqn: Equation, choice: Choice) -> None:
+    def rewrite(self, eqn: Equation, rewrite: Rewrite) -> None:
         primitive = eqn.primitive
         if primitive is ta_read_p:
-            found = [self._read(eqn, choice)]
+            found = [self._read(eqn, rewrite)]
         elif primitive in ROW_OPS:
-            found = self._update(eqn, choice.how)
+            found = self._update(eqn, rewrite.how)
         elif primitive is ta_check_p:
-            found = self.block.call(slicing.check, self._own(eqn), eqn, drops=choice.how.drops)
+            found = self.block.call(slicing.check, self._own(eqn), eqn, drops=rewrite.how.drops)
         elif primitive is ta_fence_p:
             found = [self._fence(eqn)]
         else:
@@ -302,13 +293,13 @@ class _Rows:
 
     # --- ops
 
-    def _read(self, eqn: Equation, choice: Choice) -> Atom:
-        how, buffer = choice.how, self.block.read(eqn.invars[0])
+    def _read(self, eqn: Equation, rewrite: Rewrite) -> Atom:
+        how, buffer = rewrite.how, self.block.read(eqn.invars[0])
         # XLA would make an updated one again in the fusion that reads, of the buffer before the update. It would also
         # repeat a slice of one that a step computes as a whole, and read the one before after its memory is needed.
         # A gather is never made twice.
         if self.barriers_hold and self.is_made_again(eqn.invars[0]):
-            how = how._replace(is_made_again=how.ordered or choice.passes_on or not how.at_once)
+            how = how._replace(is_made_again=how.ordered or rewrite.passes_on or not how.at_once)
         _, index, *mask = operands_of(eqn)
         zero = [self.zero] if how.by_branch else []
         operands = [*zero, buffer, *self._starts(index, len(how.sizes), eqn), *map(self.block.read, mask)]
