@@ -200,7 +200,7 @@ class BoundsOf:
             self.known[key] = None  # meanwhile: what depends on itself has none
             if self.depth < _DEEPEST:
                 self.depth += 1
-                eqn = scope.makers.get(atom)
+                eqn = scope.maker(atom)
                 found = self._argument(scope, atom) if eqn is None else self._result(scope, atom, eqn)
                 self.depth -= 1
                 self.known[key] = found or (0, 1) if kind.kind == "b" else _unless_wrapped(found, kind)

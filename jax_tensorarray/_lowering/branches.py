@@ -30,6 +30,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._lowering.equations import Atom, Block, has_type_of, is_of_numbers, is_static
 from jax_tensorarray._lowering.ownership import Ownership
 from jax_tensorarray._lowering.scopes import bodies_of, with_bodies
@@ -143,10 +144,10 @@ def _placeholders(eqn: Equation, operands: Sequence[Atom], owned: dict[Any, None
     left = dict(owned)
     for branch in eqn.params["branches"]:
         inner = _compat.opened(branch)
-        made_by = {v: (e, k) for e in inner.eqns for k, v in enumerate(e.outvars)}
+        uses = Uses(inner)
         outer = dict(zip(inner.invars, operands, strict=True))
         for j, v in enumerate(inner.outvars):
-            source = _source(v, outer, owned, made_by)
+            source = _source(v, outer, owned, uses)
             if j not in found and source is not None and source in left:
                 found[j] = source
                 del left[source]
@@ -158,17 +159,16 @@ def _placeholders(eqn: Equation, operands: Sequence[Atom], owned: dict[Any, None
     return found
 
 
-def _source(value: Atom, outer: dict[Any, Atom], owned: dict[Any, None], made_by: dict[Any, Any]) -> Any:
+def _source(value: Atom, outer: dict[Any, Atom], owned: dict[Any, None], uses: Uses) -> Any:
     """Follow a chain of in-place updates back, from each result to the operand in its place if it has its type."""
     while not isinstance(value, Literal):
         if value in outer:
             found = outer[value]
             return None if isinstance(found, Literal) or found not in owned else found
-        if value not in made_by:
+        eqn = uses.maker(value)
+        if eqn is None or eqn.primitive.name == "cond":
             return None
-        eqn, k = made_by[value]
-        if eqn.primitive.name == "cond":
-            return None
+        k = eqn.outvars.index(value)
         k += len(eqn.invars) - len(eqn.outvars) if eqn.primitive.name == "while" else 0
         if k >= len(eqn.invars) or not _are_plain_and_alike(eqn.invars[k], value):
             return None

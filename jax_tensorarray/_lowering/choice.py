@@ -21,7 +21,7 @@ from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import mask_of, operands_of, readers_of, updates
 from jax_tensorarray._lowering.scopes import Scope, all_scopes, home_of, inner_scopes, is_strict
 from jax_tensorarray._lowering.slicing import SCATTERS, How
-from jax_tensorarray._lowering.uses import Uses
+from jax_tensorarray._lowering.uses import OrderNeeds
 from jax_tensorarray._ops import sorting
 from jax_tensorarray._ops.calls import LOWERINGS, TAPE_PARAM, WITHOUT_KERNELS
 from jax_tensorarray._ops.check import ta_check_p
@@ -47,7 +47,7 @@ class Rewrite(NamedTuple):
 
 class Chooser:
     def __init__(self, program: Scope, platform: str | None, divided: bool) -> None:
-        self.uses = Uses()
+        self.needs = OrderNeeds()
         self.default, self.platform, self.divided = default_lowering(), platform, divided
         self.most_slices = _gates.SLICES if platform == "cpu" or platform in WITHOUT_KERNELS else 1
         self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
@@ -159,14 +159,14 @@ class Chooser:
             return None
         unordered = bool(params.get("unordered"))
         if is_read:
-            updated = not self.uses.is_never_updated(scope, buffer)
+            updated = not self.needs.is_never_updated(scope, buffer)
             # A gather is never made twice. An update that waits for it is made of it, or else needs a barrier.
-            of_older = scope.maker(buffer) is None or not self.uses.is_updated_in(scope, buffer)
+            of_older = scope.maker(buffer) is None or not self.needs.is_updated_in(scope, buffer)
             in_order = at_once and self.platform == "cpu" and of_older and not _is_waited_for(scope, eqn)
             is_ordered = updated and not in_order and not unordered
             is_ordered |= not at_once and self._is_made_again(scope, buffer)
             return Rewrite(how._replace(ordered=is_ordered), passes_on=updated)
-        is_ordered = not (unordered or _is_alone(self.uses, scope, eqn, reads_too=does_both))
+        is_ordered = not (unordered or _is_alone(self.needs, scope, eqn, reads_too=does_both))
         return Rewrite(how._replace(ordered=is_ordered), passes_on=True)
 
     def _is_made_again(self, scope: Scope, buffer: Atom) -> bool:
@@ -203,7 +203,7 @@ class Chooser:
             return each == 1  # of two positions, one might take out what the other puts in
         # XLA adds small floats through larger ones, and before jaxlib 0.12 converts all of a bfloat16 buffer.
         if element == "bfloat16" and not self.barriers_hold:
-            return is_read and self.uses.is_never_updated(scope, eqn.invars[0])
+            return is_read and self.needs.is_never_updated(scope, eqn.invars[0])
         if not is_read and ROW_OPS[eqn.primitive].combine not in SCATTERS:
             return False
         return is_read or is_write or element not in ("bfloat16", "float16")
@@ -275,25 +275,25 @@ def _is_waited_for(scope: Scope, read: Equation) -> bool:
     return any(updates(eqn) and any(v is row for v in readers_of(eqn)) for eqn in scope.jaxpr.eqns)
 
 
-def _is_alone(uses: Uses, scope: Scope, update: Equation, *, reads_too: bool) -> bool:
+def _is_alone(needs: OrderNeeds, scope: Scope, update: Equation, *, reads_too: bool) -> bool:
     """Return whether nothing but `update` uses a buffer between two steps of a loop, so there is nothing to order.
 
     If it does not read the buffer, other updates may follow: they are a chain. The row that it reads itself is read
     first, since the new row is made of it; only "swap" gives it to others.
     """
     buffer, updated = update.invars[0], update.outvars[0]
-    if isinstance(buffer, Literal) or len(update.outvars) > 1 or _count(uses, scope, buffer) > 1:
+    if isinstance(buffer, Literal) or len(update.outvars) > 1 or _count(needs, scope, buffer) > 1:
         return False
     if not reads_too:
         return True
     if scope.carried(buffer) is None:
         return False
-    return _count(uses, scope, updated) == 1 and any(v is updated for v in scope.jaxpr.outvars)
+    return _count(needs, scope, updated) == 1 and any(v is updated for v in scope.jaxpr.outvars)
 
 
-def _count(uses: Uses, scope: Scope, value: Any) -> int:
+def _count(needs: OrderNeeds, scope: Scope, value: Any) -> int:
     """Return how often a value is used where it is made, and in the branches there."""
-    return len(list(uses.all_uses(*home_of(scope, value))))
+    return len(list(needs.all_uses(*home_of(scope, value))))
 
 
 def default_lowering() -> str:

@@ -11,10 +11,10 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from jax_tensorarray import _gates
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.uses import Use
 from jax_tensorarray._lowering.equations import Block
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.scopes import Scope, rebuilt
-from jax_tensorarray._lowering.uses import Use, Uses
 from jax_tensorarray._types import Equation
 
 
@@ -22,10 +22,9 @@ def store_by_columns(jaxpr: Any) -> Any:
     """Constrain the layout of each carry that only triangular solves and one update of it use."""
     if not jaxprs.any_equation(jaxpr, _solves):
         return jaxpr
-    uses = Uses()
 
     def constrain(scope: Scope, eqn: Equation, block: Block) -> Equation | None:
-        if not _updates_factor(uses, scope, eqn):
+        if not _updates_factor(scope, eqn):
             return eqn
         updated = block.add(eqn)
         block.rename(eqn.outvars, block.call(_by_columns, updated.outvars, eqn))
@@ -38,17 +37,17 @@ def _solves(eqn: Equation) -> bool:
     return eqn.primitive.name == "triangular_solve"
 
 
-def _updates_factor(uses: Uses, scope: Scope, eqn: Equation) -> bool:
+def _updates_factor(scope: Scope, eqn: Equation) -> bool:
     if eqn.primitive.name != "dynamic_update_slice" or scope.role != "body":
         return False
     carry, (updated,) = eqn.invars[0], eqn.outvars
     number = scope.carried(carry)
     if number is None or num_bytes(carry) < _gates.ORDERED_BYTES_OF_ALL:
         return False
-    if uses.used_by(scope, updated) != [Use(scope, None, number)]:
+    if scope.uses.of(updated) != [Use(None, number)]:
         return False
-    others = [use for use in uses.used_by(scope, carry) if use.eqn is not eqn]
-    return bool(others) and all(use.eqn is not None and _solves(use.eqn) and use.number == 0 for use in others)
+    others = [use for use in scope.uses.of(carry) if use.eqn is not eqn]
+    return bool(others) and all(use.eqn is not None and _solves(use.eqn) and use.operand == 0 for use in others)
 
 
 def _by_columns(x: Any) -> Any:

@@ -34,18 +34,18 @@ def raise_at_end(jaxpr: Any, shardings: Sequence[Any] | None, outside: Any) -> A
     """
     program, places = Scope(jaxpr), Places(outside)
     everything = list(_everything(program))
-    results = [v for v in dict.fromkeys(_variables(program.jaxpr.outvars)) if v in program.makers and _can_wait(v)]
+    results = [v for v in dict.fromkeys(_variables(program.jaxpr.outvars)) if program.maker(v) and _can_wait(v)]
     raising = any(is_strict(eqn) for _, eqn in everything)
     if not raising or not results or any(_may_wait(scope, eqn) for scope, eqn in everything):
         return jaxpr
     named = rebuilt(program, lambda _, eqn, __: _named(eqn, places))
     block = Block(named)
     block.eqns = list(_compat.opened(named).eqns)
-    last, makers = block.eqns[-1], {v: eqn for eqn in block.eqns for v in eqn.outvars}
+    last, maker = block.eqns[-1], Scope(named).maker
     known = shardings or [None] * len(program.jaxpr.outvars)
     outs = [(k, v) for k, v in enumerate(program.jaxpr.outvars) if not isinstance(v, Literal)]
     ends = {k: (v, known[k]) for k, v in outs if v in results}
-    placing = {v: makers[v] for v in results if _is_placing(makers[v])}
+    placing = {v: maker(v) for v in results if _is_placing(maker(v))}
     ready = {
         (v, sharding): _divided(block, placing[v].invars[0] if v in placing else v, sharding, last)
         for v, sharding in dict.fromkeys(ends.values())

@@ -1,5 +1,6 @@
 """Use-def chains of an expanded program: the maker of a value, and the outer value that an argument is bound to."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._lowering.equations import Block, without_consts
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import ROW_OPS, may_raise
@@ -22,13 +24,17 @@ class Scope:
     def __init__(self, jaxpr: Any, outer: "Scope | None" = None, eqn: Any = None, role: Any = None) -> None:
         self.closed, self.jaxpr = jaxpr, _compat.opened(jaxpr)
         self.outer, self.eqn, self.role = outer, eqn, role
-        self.makers = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
         self.numbers = {v: k for k, v in enumerate(self.jaxpr.invars)}
         self._inner: dict[Any, Scope] = {}
 
+    @functools.cached_property
+    def uses(self) -> Uses:
+        """The definitions and uses of the variables of the jaxpr."""
+        return Uses(self.jaxpr)
+
     def maker(self, atom: Atom, *names: str) -> Any:
         """Return the equation that makes a value, if it has one of these names. There is none of a literal."""
-        eqn = None if isinstance(atom, Literal) else self.makers.get(atom)
+        eqn = self.uses.maker(atom)
         return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
     def operands(self, atom: Atom, *names: str) -> list[Atom]:
@@ -98,7 +104,7 @@ class Scope:
         if isinstance(atom, Literal):
             value = np.asarray(atom.val)
             return int(value) if value.dtype.kind in "iub" and not value.ndim else None
-        eqn = self.makers.get(atom)
+        eqn = self.maker(atom)
         if eqn is None:
             known = self.operand(atom)
             return None if known is None else self.outer.constant(known)  # type: ignore[union-attr]

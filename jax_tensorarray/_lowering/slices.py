@@ -42,7 +42,6 @@ from jax_tensorarray._lowering.scopes import (
     with_bodies,
 )
 from jax_tensorarray._lowering.slicing import How
-from jax_tensorarray._lowering.uses import Uses
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.empty import ta_empty_p
 from jax_tensorarray._ops.fence import ta_fence_p, ta_zero_p
@@ -73,14 +72,14 @@ class Rewriter:
 
     def __init__(self, chosen: dict[Scope, Rewrites], chooser: Chooser, places: Places) -> None:
         self.chosen, self.places = chosen, places
-        self.uses, self.barriers_hold = chooser.uses, chooser.barriers_hold
+        self.barriers_hold = chooser.barriers_hold
 
     def jaxpr(self, scope: Scope, made_again: frozenset[Any]) -> Any:
         """Return the rewritten closed jaxpr.
 
         XLA would make the values `made_again`, which are arguments of a branch, in a fusion that reads them.
         """
-        changed, rows = False, _Rows(scope, self.uses, self.barriers_hold, made_again)
+        changed, rows = False, _Rows(scope, self.barriers_hold, made_again)
         for eqn, rewrite in self.chosen[scope]:
             if eqn.primitive is ta_zero_p:
                 rows.block.rename(eqn.outvars, map(rows.block.read, eqn.invars))
@@ -137,8 +136,8 @@ class _Rows:
     jaxlib 0.12 on CPUs they do so by a 0 that depends on the reads, which is added to the index of the update.
     """
 
-    def __init__(self, scope: Scope, uses: Uses, barriers_hold: bool, made_again: frozenset[Any]) -> None:
-        self.scope, self.uses, self.block, self.barriers_hold = scope, uses, Block(scope.closed), barriers_hold
+    def __init__(self, scope: Scope, barriers_hold: bool, made_again: frozenset[Any]) -> None:
+        self.scope, self.block, self.barriers_hold = scope, Block(scope.closed), barriers_hold
         self.zero: Atom | None = None
         self.made_again = set(made_again)  #: values that XLA would make again where they are read
         self.read_before: dict[Any, set[Any]] = {}  #: by buffer: the rows read before it
@@ -162,7 +161,7 @@ class _Rows:
         for x in eqn.invars:
             least = _gates.ORDERED_BYTES if _is_converted(eqn) else _gates.ORDERED_BYTES_OF_ALL
             is_large = self.is_made_again(x) and num_bytes(x) >= least
-            if is_large and len(self.uses.used_by(self.scope, x)) > 1:
+            if is_large and len(self.scope.uses.of(x)) > 1:
                 buffer, found = self.block.read(x), True
                 self._pass_on(buffer, *self.block.call(slicing.barrier, [buffer], eqn))
         return found

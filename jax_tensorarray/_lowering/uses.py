@@ -4,12 +4,11 @@ XLA cannot read after an update what the update is made of. So nothing has to be
 nor a branch, and XLA may fuse them.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
-
-from jax.extend.core import Literal
+from collections.abc import Iterator
+from typing import Any
 
 from jax_tensorarray._jaxprs import kinds
+from jax_tensorarray._jaxprs.uses import Use
 from jax_tensorarray._lowering.equations import Block
 from jax_tensorarray._lowering.ownership import Ownership, updates
 from jax_tensorarray._lowering.scopes import Scope, home_of, index_number, is_strict, rebuilt
@@ -24,58 +23,33 @@ def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any
     On a CPU a row needs none either if everything that is made of it, apart from the update, goes through an operation
     that XLA runs once, before the update: XLA repeats a read only in a fusion with cheap operations.
     """
-    uses = Uses(kinds.ONCE if platform == "cpu" else frozenset(), barriers_hold=barriers_hold)
+    needs = OrderNeeds(kinds.ONCE if platform == "cpu" else frozenset(), barriers_hold=barriers_hold)
 
     def mark(scope: Scope, eqn: Equation, block: Block) -> Equation:
-        is_read = eqn.primitive is ta_read_p and uses.is_for_update(scope, eqn)
-        if is_read or (updates(eqn) and uses.reads_feed_only_next_update(scope, eqn.invars[0])):
+        is_read = eqn.primitive is ta_read_p and needs.is_for_update(scope, eqn)
+        if is_read or (updates(eqn) and needs.reads_feed_only_next_update(scope, eqn.invars[0])):
             return eqn.replace(params=eqn.params | {"unordered": True})
         return eqn
 
     return rebuilt(Scope(jaxpr), mark)
 
 
-class Use(NamedTuple):
-    """Where a value is used: by which equation of a jaxpr, None if it leaves the jaxpr, and as which operand."""
-
-    scope: Scope
-    eqn: Equation | None
-    number: int
-
-
-class Uses:
-    """Answers who uses the buffers of a program. A value is asked for in the scope whose variable it is."""
+class OrderNeeds:
+    """Answers which row ops need an order. A value is asked for in the scope whose variable it is."""
 
     def __init__(self, made_once: frozenset[str] = frozenset(), *, barriers_hold: bool = False) -> None:
         self.ownership = Ownership()
         self.made_once, self.barriers_hold = made_once, barriers_hold
-        self.direct: dict[Scope, dict[Any, list[Use]]] = {}
         self.for_itself: dict[tuple[Scope, Any], bool] = {}
 
-    # --- who uses what -------------------------------------------------------------------------------------------
-
-    def used_by(self, scope: Scope, value: Any) -> Sequence[Use]:
-        """Return the uses of a value by the equations of its jaxpr."""
-        if scope not in self.direct:
-            found: dict[Any, list[Use]] = {}
-            for eqn in scope.jaxpr.eqns:
-                for k, v in enumerate(eqn.invars):
-                    if not isinstance(v, Literal):
-                        found.setdefault(v, []).append(Use(scope, eqn, k))
-            for k, v in enumerate(scope.jaxpr.outvars):
-                if not isinstance(v, Literal):
-                    found.setdefault(v, []).append(Use(scope, None, k))
-            self.direct[scope] = found
-        return self.direct[scope].get(value, ())
-
-    def all_uses(self, scope: Scope, value: Any) -> Iterator[Use]:
-        """Yield the uses of a value, in branches too, by the equations there in place of the conditional."""
-        for use in self.used_by(scope, value):
-            if use.eqn is not None and use.eqn.primitive.name == "cond" and use.number > 0:
+    def all_uses(self, scope: Scope, value: Any) -> Iterator[tuple[Scope, Use]]:
+        """Yield the uses of a value with their scopes: those in the branches of a conditional instead of its own."""
+        for use in scope.uses.of(value):
+            if _enters_branches(use):
                 for inner in scope.branches(use.eqn):
-                    yield from self.all_uses(inner, inner.jaxpr.invars[use.number - 1])
+                    yield from self.all_uses(inner, inner.jaxpr.invars[use.operand - 1])
             else:
-                yield use
+                yield scope, use
 
     # --- what is updated -----------------------------------------------------------------------------------------
 
@@ -87,10 +61,10 @@ class Uses:
         """Return whether nothing updates a value after it has been read in its jaxpr."""
         if self.is_updated_in(scope, value):
             return False
-        if value in scope.makers:
+        if scope.maker(value) is not None:
             return not scope.is_whole or value not in scope.jaxpr.outvars  # else a caller may update it
         at, value = home_of(scope, value)
-        if value in at.makers:
+        if at.maker(value) is not None:
             return False
         if at.is_whole:
             return at is scope or not self.is_updated_in(at, value)
@@ -108,19 +82,23 @@ class Uses:
         key = scope, buffer
         if key not in self.for_itself:
             uses = self.all_uses(*home_of(scope, buffer))
-            owners = [use for use in uses if use.eqn is not None and self.ownership.owns(use.eqn, use.number)]
+            owners = [(at, use) for at, use in uses if self._is_owner(use)]
             self.for_itself[key] = len(owners) == 1 and self._is_for(*owners[0], scope)
         return self.for_itself[key]
 
-    def _is_for(self, at: Scope, eqn: Equation | None, number: int, scope: Scope) -> bool:
-        if eqn is None or at is not scope or (updates(eqn) and len(eqn.outvars) > 1):
+    def _is_owner(self, use: Use) -> bool:
+        return use.eqn is not None and self.ownership.owns(use.eqn, use.operand)
+
+    def _is_for(self, at: Scope, use: Use, scope: Scope) -> bool:
+        eqn = use.eqn
+        if at is not scope or (updates(eqn) and len(eqn.outvars) > 1):
             return False  # "swap" gives the old row to others
-        buffer = eqn.invars[number]
+        buffer = eqn.invars[use.operand]
         if not self._reach_only(scope, buffer, eqn):
             return False
-        if updates(eqn) and not all(map(self._goes_on, self.all_uses(scope, eqn.outvars[0]))):
+        if updates(eqn) and not all(self._goes_on(use) for _, use in self.all_uses(scope, eqn.outvars[0])):
             return False  # XLA would fuse the update with what takes all of the buffer, into an array of its own
-        maker = scope.makers.get(buffer)
+        maker = scope.maker(buffer)
         if maker is None:
             return True  # XLA fuses nothing of a branch with what is outside of it
         # Where no barrier holds, XLA would make this version again in each other fusion that reads it.
@@ -129,7 +107,7 @@ class Uses:
 
     def _goes_on(self, use: Use) -> bool:
         """Return whether a version of a buffer leaves the jaxpr there, or is updated."""
-        return use.eqn is None or self.ownership.owns(use.eqn, use.number)
+        return use.eqn is None or self._is_owner(use)
 
     def _reach_only(self, scope: Scope, buffer: Any, update: Equation) -> bool:
         """Return whether all that is made of a buffer in the jaxpr of `update` is for `update`, or made before it."""
@@ -138,11 +116,11 @@ class Uses:
         stack, found = list(starts), set()
         while stack:
             value = stack.pop()
-            for use in self.used_by(scope, value):
+            for use in scope.uses.of(value):
                 eqn = use.eqn
                 if eqn is None:
                     return False  # it leaves the jaxpr
-                if value not in starts and self._is_checked(use):
+                if value not in starts and _is_checked(scope, use):
                     return False  # it is recorded whether this index is in range
                 if eqn is update or id(eqn) in found:
                     continue
@@ -160,26 +138,30 @@ class Uses:
         same, first = self.ownership.invariants(eqn), len(eqn.invars) - len(eqn.outvars)
         return [v for k, v in enumerate(eqn.outvars) if k not in same or eqn.invars[first + k] is value]
 
-    def _is_checked(self, use: Use) -> bool:
-        """Return whether a value is an index that may raise."""
-        if use.eqn is not None and use.eqn.primitive.name == "cond" and use.number > 0:
-            inner = (scope.jaxpr.invars[use.number - 1] for scope in use.scope.branches(use.eqn))
-            scopes = use.scope.branches(use.eqn)
-            return any(self._is_checked(u) for s, v in zip(scopes, inner, strict=True) for u in self.used_by(s, v))
-        return use.eqn is not None and is_strict(use.eqn) and index_number(use.eqn) == use.number
-
     def _reaches(self, scope: Scope, eqn: Equation, update: Equation) -> bool:
         """Return whether `update` is made of a result of `eqn`."""
         stack, found = [eqn], {id(eqn)}
         while stack:
             for result in stack.pop().outvars:
-                for use in self.used_by(scope, result):
+                for use in scope.uses.of(result):
                     if use.eqn is update:
                         return True
                     if use.eqn is not None and id(use.eqn) not in found:
                         found.add(id(use.eqn))
                         stack.append(use.eqn)
         return False
+
+
+def _enters_branches(use: Use) -> bool:
+    return use.eqn is not None and use.eqn.primitive.name == "cond" and use.operand > 0
+
+
+def _is_checked(scope: Scope, use: Use) -> bool:
+    """Return whether a value is an index that may raise."""
+    if _enters_branches(use):
+        inner = ((branch, branch.jaxpr.invars[use.operand - 1]) for branch in scope.branches(use.eqn))
+        return any(_is_checked(branch, u) for branch, v in inner for u in branch.uses.of(v))
+    return use.eqn is not None and is_strict(use.eqn) and index_number(use.eqn) == use.operand
 
 
 def _is_sum_of_few(scope: Scope, eqn: Equation) -> bool:
