@@ -1,9 +1,11 @@
-"""Write out a program: what runs row ops elsewhere than in a `while` or a `cond` becomes the equations it stands for.
+"""Inline scans, calls and loops of this library, so that row ops are only in `while`, `cond` and `shard_map`.
 
-A scan, a loop of this library and a primitive of another one are what JAX would trace when it lowers them. A `jit` and
-what has derivatives of its own are their equations, and a `checkpoint` is a barrier and its equations. So the passes
-that follow see loops, branches and `shard_map` only, and an index is made of equations beside that of the op. A `jit`
-with options of its own stays too if the program is for several devices.
+    b = scan(body, b, length=n)      b, _ = while(k < n, body, (b, 0))
+
+A scan, a loop of this library and a primitive of another library become what JAX would trace when it lowers them. A
+`jit` and a function with derivatives of its own become their equations, and a `checkpoint` a barrier and its equations.
+So the passes that follow find the equations of an index beside that of the op. A `jit` with options of its own stays if
+the program is for several devices.
 """
 
 import functools

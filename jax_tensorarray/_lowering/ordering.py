@@ -1,12 +1,15 @@
 """A pass that lets XLA update every buffer in place.
 
-XLA copies a buffer before an in-place operation if a reader of the old value might run later. Readers that come
-earlier in the program, but that the update does not depend on, are such readers: nothing orders the two. This pass
-makes the order explicit. For each value with readers and one last owner (the equation that updates it in place, or the
-loop or the branches inside which that happens), the readers' results become operands of the owner, which ignores them,
-so that reading comes first by data dependence. An owner that is not one of our calls gets a fence in front: an in-place
-identity that takes those operands instead. A reader that follows its owner in the program but does not depend on it is
-moved in front of it. If what it is made of may not move, the owner is moved after it.
+    row = ta_read(b, i)           row = ta_read(b, i)
+    b = ta_write(b, j, x)         b = ta_write(b, j, x, row, waits=1)
+
+XLA copies a buffer before an in-place operation if a reader of the old value might run later. An earlier read that the
+update does not depend on is such a reader: nothing orders the two. This pass makes the order explicit. Each value has
+readers and one last owner: the equation that updates it in place, or the loop or the conditional in which that happens.
+The results of the readers become operands of the owner, which ignores them. So the reads come first by data dependence.
+An owner that is not one of our calls gets a fence in front: an in-place identity that takes those operands instead. We
+move a reader that follows its owner, and does not depend on it, in front of it. If the operands of the reader may not
+move, we move the owner after the reader.
 
 What XLA would fuse with a reader of a whole buffer reads that buffer as well, so the owner waits for all of it.
 """
@@ -81,7 +84,7 @@ class _Orderer:
                 if may_move(together):
                     block.move_before(together, owner)
                 elif self.barriers_hold and owner not in together and _sink(block, owner, block.last(group), owning):
-                    pass  # all that XLA may fuse with the reader comes before the owner
+                    pass  # the owner has been moved after everything that XLA may fuse with the reader
                 elif block.rank[k] > since:
                     moved = block.ancestors(k, since)
                     if may_move(moved):

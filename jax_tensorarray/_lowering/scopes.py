@@ -78,7 +78,7 @@ class Scope:
         return self.role in ("condition", "body") or (self.outer is not None and self.outer.is_in_loop)
 
     def operand(self, atom: Atom) -> Atom | None:
-        """Return what an argument always is: the operand of the equation around, in the scope around."""
+        """Return the outer variable that is bound to this argument, or None if it varies, as a carry does."""
         number = None if isinstance(atom, Literal) else self.numbers.get(atom)
         if number is None or self.outer is None:
             return None

@@ -6,11 +6,11 @@ for a call where
 
 - the index is one row, or a few except on a GPU, and it need not be in range or is checked already (`record`). On a
   CPU more rows in a loop are one gather or one scatter;
-- everything that reads the buffer comes before its update by data dependence. That is so if what is read is for the
-  update only. Otherwise an optimization barrier around the buffer and the row that was read makes it so, in versions
-  of XLA that keep it until memory has been assigned. In others a branch does, since XLA does not know that it is always
-  run: it returns a 0 beside the row, for the index of the update. Either keeps XLA from reading the row again after the
-  update, in a fusion of its own.
+- all reads of the buffer come before its update by data dependence. If the rows that are read feed only the update,
+  they do. Otherwise an optimization barrier around the buffer and the row orders the two, in versions of XLA that keep
+  it until memory has been assigned. In older versions we put the read in a `cond` that is always taken, which XLA does
+  not know. It returns an extra 0, which we add to the index of the update, so the update depends on the read. Both keep
+  XLA from reading the row again after the update, in a fusion of its own.
 
 `lowering` is "auto" for slices as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops, where
 a separate call then has to raise.

@@ -1,7 +1,10 @@
-"""Find the row ops that need no order: what is read of a buffer is for its next update only, or there is none.
+"""Find the row ops that need no order: reads that feed the next update only, or of a buffer that no op updates.
 
-XLA cannot read after an update what the update is made of. So nothing has to be put between the two, neither a barrier
-nor a branch, and XLA may fuse them.
+    row = ta_read(b, i)                row = ta_read(b, i, unordered)
+    b = ta_write(b, j, f(row))         b = ta_write(b, j, f(row), unordered)
+
+XLA cannot read a row after an update that is made of the row. So neither a barrier nor a branch has to be between the
+two, and XLA may fuse them.
 """
 
 from collections.abc import Iterator

@@ -76,8 +76,8 @@ WITHOUT_KERNELS = frozenset({"tpu"})
 CONFIG = "mhlo.backend_config"
 
 
-#: Parameter of a row op whose buffer is the tape of a loop of this library. Each step writes a row of a tape and never
-#: reads it, or the other way round, and the number of the row is the number of the step.
+#: Parameter of a row op whose buffer is the tape of a loop of this library. A loop either writes its tape or reads it,
+#: at row `k` in step `k`.
 TAPE_PARAM = "is_tape"
 
 
