@@ -3,7 +3,7 @@
 // Every in-place handler aliases its first operand with its first result, so XLA copies the buffer beforehand
 // only where the old value is still needed. Operands past the named ones order this call after the readers of
 // the buffer; the kernel does not look at them.
-#include "cpu.h"
+#include "registration.h"
 
 #include <algorithm>
 #include <atomic>

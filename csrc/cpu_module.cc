@@ -1,5 +1,4 @@
 // The Python module that hands the CPU handlers to jax.ffi.
-#include "cpu.h"
 #include "module.h"
 
 NB_MODULE(_cpu, m) { jax_tensorarray::define_module(m, jax_tensorarray::cpu_handlers()); }

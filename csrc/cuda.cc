@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda_module.h"
 #include "handlers.h"
+#include "registration.h"
 
 namespace jax_tensorarray {
 namespace {
@@ -126,7 +126,7 @@ ffi::Error Read(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi:
   Plan plan{};
   if (!plan_read(plan, call, buffer, index, rest, *value, error)) return error;
   Walk walk = walk_of(device, plan, call);
-  return status(enqueue_read(device.stream, walk, buffer.untyped_data(), value->untyped_data()));
+  return status(enqueue(device.stream, ReadJob{walk, buffer.untyped_data(), value->untyped_data()}));
 }
 
 ffi::Error Write(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
@@ -137,7 +137,7 @@ ffi::Error Write(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi
   auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
   Walk walk = walk_of(device, plan, call);
-  return status(enqueue_write(device.stream, walk, *rows, value.untyped_data()));
+  return status(enqueue(device.stream, WriteJob{walk, *rows, value.untyped_data()}));
 }
 
 ffi::Error Swap(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
@@ -148,7 +148,7 @@ ffi::Error Swap(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi:
   auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
   Walk walk = walk_of(device, plan, call);
-  return status(enqueue_swap(device.stream, walk, *rows, value.untyped_data(), old->untyped_data()));
+  return status(enqueue(device.stream, SwapJob{walk, *rows, value.untyped_data(), old->untyped_data()}));
 }
 
 template <class Op>
@@ -161,14 +161,14 @@ ffi::Error Combine(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, f
   if (rows.has_error()) return rows.error();
   Walk walk = walk_of(device, plan, call);
   ElementType type = element_type(buffer.element_type());
-  return status(enqueue_combine(device.stream, Op::kName, type, walk, *rows, value.untyped_data()));
+  return status(enqueue(device.stream, CombineJob{Op::kName, type, walk, *rows, value.untyped_data()}));
 }
 
 ffi::Error clear_rows(Device device, const Cleared& cleared, const ffi::AnyBuffer& buffer,
                       ffi::Result<ffi::AnyBuffer>& out) {
   auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
-  return status(enqueue_clear(device.stream, cleared.geometry, cleared.start, cleared.stop, *rows));
+  return status(enqueue(device.stream, ClearJob{cleared.geometry, cleared.start, cleared.stop, *rows}));
 }
 
 ffi::Error Mask(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer size, ffi::RemainingArgs,
@@ -192,7 +192,7 @@ ffi::Error ReadPart(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, 
   ffi::Error error;
   Parts parts{};
   if (!plan_read_part(parts, buffer, index, count, *value, call.batch_dims, error)) return error;
-  return status(enqueue_read_part(device.stream, parts, buffer.untyped_data(), value->untyped_data()));
+  return status(enqueue(device.stream, ReadPartJob{parts, buffer.untyped_data(), value->untyped_data()}));
 }
 
 ffi::Error WritePart(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
@@ -202,7 +202,7 @@ ffi::Error WritePart(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index,
   if (!plan_write_part(parts, buffer, index, value, count, *out, call.batch_dims, error)) return error;
   auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
-  return status(enqueue_write_part(device.stream, parts, *rows, value.untyped_data()));
+  return status(enqueue(device.stream, WritePartJob{parts, *rows, value.untyped_data()}));
 }
 
 ffi::Error Check(Device device, ffi::AnyBuffer index, ffi::AnyBuffer size, ffi::Result<ffi::AnyBuffer> out,
@@ -210,27 +210,27 @@ ffi::Error Check(Device device, ffi::AnyBuffer index, ffi::AnyBuffer size, ffi::
   ffi::Error error;
   Checked checked{};
   if (!plan_check(checked, call.op, index, size, *out, error)) return error;
-  if (checked.positions == 0) return status(enqueue_nothing(device.stream));
+  if (checked.positions == 0) return status(enqueue(device.stream, NoJob{}));
   Report report = device.report(call.strict, call.op);
-  return status(enqueue_check(device.stream, checked.index, checked.size, static_cast<int32_t*>(out->untyped_data()),
-                              checked.positions, report));
+  auto* to = static_cast<int32_t*>(out->untyped_data());
+  return status(enqueue(device.stream, CheckJob{checked.index, checked.size, to, checked.positions, report}));
 }
 
 ffi::Error Fence(Device device, ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out) {
   ffi::Error error;
   if (!plan_fence(buffer, *out, error)) return error;
   auto rows = in_place(device.stream, buffer, out);
-  return rows.has_error() ? rows.error() : status(enqueue_nothing(device.stream));
+  return rows.has_error() ? rows.error() : status(enqueue(device.stream, NoJob{}));
 }
 
 // Leaves its result as XLA allocated it.
 ffi::Error Empty(Device device, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) {
-  return status(enqueue_nothing(device.stream));
+  return status(enqueue(device.stream, NoJob{}));
 }
 
 // A kernel has recorded the errors of this device, and the next op raises them.
 ffi::Error Raise(Device device, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) {
-  return status(enqueue_nothing(device.stream));
+  return status(enqueue(device.stream, NoJob{}));
 }
 
 auto on_device() { return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<cudaStream_t>>(); }

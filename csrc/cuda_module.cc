@@ -1,6 +1,4 @@
 // The Python module that hands the CUDA handlers to jax.ffi.
-#include "cuda_module.h"
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 

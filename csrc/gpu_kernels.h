@@ -16,6 +16,7 @@
 #include <initializer_list>
 #include <string_view>
 #include <type_traits>
+#include <variant>
 
 #include "combine.h"
 #include "errors.h"
@@ -375,9 +376,38 @@ struct CheckThread {
   }
 };
 
+// --- jobs ------------------------------------------------------------------------------------------------------
+//
+// What a call does: a body whose rows are in bytes, and which has not been given a unit yet.
+
+struct NoJob {};
+using ReadJob = ReadThread<void>;
+using WriteJob = WriteThread<void>;
+using SwapJob = SwapThread<void>;
+using ReadPartJob = ReadPartThread<void>;
+using WritePartJob = WritePartThread<void>;
+using CheckJob = CheckThread;
+
+struct CombineJob {
+  std::string_view op;
+  ElementType type;
+  Walk walk;
+  void* buffer;
+  const void* value;
+};
+
+struct ClearJob {
+  Geometry geometry;
+  Index start, stop;
+  void* buffer;
+};
+
+using Job =
+    std::variant<NoJob, ReadJob, WriteJob, SwapJob, CombineJob, ClearJob, ReadPartJob, WritePartJob, CheckJob>;
+
 // --- from bytes to units ---------------------------------------------------------------------------------------
 //
-// `launch(body, rows, columns)` runs a body on a grid; the rows of the walk are in bytes.
+// `launch(on, job)` does a job by `on(body, rows, columns)`, which runs a body on a grid.
 
 inline bool is_aligned(size_t unit, int64_t row, std::initializer_list<const void*> pointers) {
   auto bits = static_cast<uintptr_t>(row);
@@ -411,98 +441,101 @@ inline Walk in_units(Walk walk, size_t unit) {
   return walk;
 }
 
-template <class Launch>
-auto launch_read(Launch launch, const Walk& bytes, const void* buffer, void* value) {
-  return with_unit(bytes.g.row, {buffer, value}, [&](auto* unit) {
+template <class On>
+auto launch(On on, const ReadJob& job) {
+  return with_unit(job.walk.g.row, {job.buffer, job.value}, [&](auto* unit) {
     using Unit = std::remove_pointer_t<decltype(unit)>;
-    Walk walk = in_units(bytes, sizeof(Unit));
-    ReadThread<Unit> body{walk, static_cast<const Unit*>(buffer), static_cast<Unit*>(value)};
-    return launch(body, walk.g.positions(), walk.g.row);
+    Walk walk = in_units(job.walk, sizeof(Unit));
+    ReadThread<Unit> body{walk, static_cast<const Unit*>(job.buffer), static_cast<Unit*>(job.value)};
+    return on(body, walk.g.positions(), walk.g.row);
   });
 }
 
-template <class Launch>
-auto launch_write(Launch launch, const Walk& bytes, void* buffer, const void* value) {
-  return with_unit(bytes.g.row, {buffer, value}, [&](auto* unit) {
+template <class On>
+auto launch(On on, const WriteJob& job) {
+  return with_unit(job.walk.g.row, {job.buffer, job.value}, [&](auto* unit) {
     using Unit = std::remove_pointer_t<decltype(unit)>;
-    Walk walk = in_units(bytes, sizeof(Unit));
-    WriteThread<Unit> body{walk, static_cast<Unit*>(buffer), static_cast<const Unit*>(value)};
-    return launch(body, walk.g.positions(), walk.g.row);
+    Walk walk = in_units(job.walk, sizeof(Unit));
+    WriteThread<Unit> body{walk, static_cast<Unit*>(job.buffer), static_cast<const Unit*>(job.value)};
+    return on(body, walk.g.positions(), walk.g.row);
   });
 }
 
-template <class Launch>
-auto launch_swap(Launch launch, const Walk& bytes, void* buffer, const void* value, void* old) {
-  return with_unit(bytes.g.row, {buffer, value, old}, [&](auto* unit) {
+template <class On>
+auto launch(On on, const SwapJob& job) {
+  return with_unit(job.walk.g.row, {job.buffer, job.value, job.old}, [&](auto* unit) {
     using Unit = std::remove_pointer_t<decltype(unit)>;
-    Walk walk = in_units(bytes, sizeof(Unit));
-    SwapThread<Unit> body{walk, static_cast<Unit*>(buffer), static_cast<const Unit*>(value), static_cast<Unit*>(old)};
-    return launch(body, walk.g.positions(), walk.g.row);
+    Walk walk = in_units(job.walk, sizeof(Unit));
+    SwapThread<Unit> body{walk, static_cast<Unit*>(job.buffer), static_cast<const Unit*>(job.value),
+                          static_cast<Unit*>(job.old)};
+    return on(body, walk.g.positions(), walk.g.row);
   });
 }
 
-template <class Rules, class Launch>
-auto launch_combine_by(Launch launch, const Walk& bytes, void* buffer, const void* value) {
+template <class Rules, class On>
+auto launch_combine_by(On on, const CombineJob& job) {
   using Unit = typename Rules::Unit;
-  Walk walk = in_units(bytes, sizeof(Unit));
-  CombineThread<Rules> body{walk, static_cast<Unit*>(buffer), static_cast<const Unit*>(value)};
-  return launch(body, walk.g.positions(), walk.g.row);
+  Walk walk = in_units(job.walk, sizeof(Unit));
+  CombineThread<Rules> body{walk, static_cast<Unit*>(job.buffer), static_cast<const Unit*>(job.value)};
+  return on(body, walk.g.positions(), walk.g.row);
 }
 
-template <class Op, class Launch>
-auto launch_combine(Launch launch, ElementType type, const Walk& bytes, void* buffer, const void* value) {
-  return with_rule<Op>(type, [&](auto rule) {
+template <class Op, class On>
+auto launch_combine(On on, const CombineJob& job) {
+  return with_rule<Op>(job.type, [&](auto rule) {
     using Rule = decltype(rule);
-    return is_aligned(sizeof(typename Wide<Rule>::Unit), bytes.g.row, {buffer, value})
-               ? launch_combine_by<Wide<Rule>>(launch, bytes, buffer, value)
-               : launch_combine_by<Single<Rule>>(launch, bytes, buffer, value);
+    return is_aligned(sizeof(typename Wide<Rule>::Unit), job.walk.g.row, {job.buffer, job.value})
+               ? launch_combine_by<Wide<Rule>>(on, job)
+               : launch_combine_by<Single<Rule>>(on, job);
   });
 }
 
-// The same for the op of that name in a list.
-template <class Launch, class... Ops>
-auto launch_combine(List<Ops...>, std::string_view name, Launch launch, ElementType type, const Walk& bytes,
-                    void* buffer, const void* value) {
-  decltype(launch_read(launch, bytes, buffer, buffer)) result{};
-  ((name == Ops::kName && (result = launch_combine<Ops>(launch, type, bytes, buffer, value), true)) || ...);
+template <class On, class... Ops>
+auto launch_one_of(List<Ops...>, On on, const CombineJob& job) {
+  decltype(launch(on, ReadJob{})) result{};
+  ((job.op == Ops::kName && (result = launch_combine<Ops>(on, job), true)) || ...);
   return result;
 }
 
-template <class Launch>
-auto launch_clear(Launch launch, const Geometry& bytes, const Index& start, const Index& stop, void* buffer) {
-  return with_unit(bytes.row, {buffer}, [&](auto* unit) {
+template <class On>
+auto launch(On on, const CombineJob& job) {
+  return launch_one_of(Combining{}, on, job);
+}
+
+template <class On>
+auto launch(On on, const ClearJob& job) {
+  return with_unit(job.geometry.row, {job.buffer}, [&](auto* unit) {
     using Unit = std::remove_pointer_t<decltype(unit)>;
     constexpr int64_t kLanes = 4096;
-    Geometry g = in_units(bytes, sizeof(Unit));
-    ClearThread<Unit> body{g, start, stop, static_cast<Unit*>(buffer), g.size < kLanes ? g.size : kLanes};
-    return launch(body, g.batch * body.lanes, g.row);
+    Geometry g = in_units(job.geometry, sizeof(Unit));
+    int64_t lanes = g.size < kLanes ? g.size : kLanes;
+    return on(ClearThread<Unit>{g, job.start, job.stop, static_cast<Unit*>(job.buffer), lanes}, g.batch * lanes, g.row);
   });
 }
 
-template <class Launch>
-auto launch_read_part(Launch launch, const Parts& bytes, const void* buffer, void* value) {
-  return with_unit(bytes.part, {buffer, value}, [&](auto* unit) {
+template <class On>
+auto launch(On on, const ReadPartJob& job) {
+  return with_unit(job.parts.part, {job.buffer, job.value}, [&](auto* unit) {
     using Unit = std::remove_pointer_t<decltype(unit)>;
-    Parts parts = in_units(bytes, sizeof(Unit));
-    ReadPartThread<Unit> body{parts, static_cast<const Unit*>(buffer), static_cast<Unit*>(value)};
-    return launch(body, parts.g.batch, parts.g.row);
+    Parts parts = in_units(job.parts, sizeof(Unit));
+    ReadPartThread<Unit> body{parts, static_cast<const Unit*>(job.buffer), static_cast<Unit*>(job.value)};
+    return on(body, parts.g.batch, parts.g.row);
   });
 }
 
-template <class Launch>
-auto launch_write_part(Launch launch, const Parts& bytes, void* buffer, const void* value) {
-  return with_unit(bytes.part, {buffer, value}, [&](auto* unit) {
+template <class On>
+auto launch(On on, const WritePartJob& job) {
+  return with_unit(job.parts.part, {job.buffer, job.value}, [&](auto* unit) {
     using Unit = std::remove_pointer_t<decltype(unit)>;
-    Parts parts = in_units(bytes, sizeof(Unit));
-    WritePartThread<Unit> body{parts, static_cast<Unit*>(buffer), static_cast<const Unit*>(value)};
-    return launch(body, parts.g.batch, parts.g.row);
+    Parts parts = in_units(job.parts, sizeof(Unit));
+    WritePartThread<Unit> body{parts, static_cast<Unit*>(job.buffer), static_cast<const Unit*>(job.value)};
+    return on(body, parts.g.batch, parts.g.row);
   });
 }
 
-template <class Launch>
-auto launch_check(Launch launch, const Index& index, const LiveSize& live, int32_t* checked, int64_t positions,
-                  const Report& report) {
-  return launch(CheckThread{index, live, checked, positions, report}, positions, 1);
+template <class On>
+auto launch(On on, const CheckJob& job) {
+  return on(job, job.positions, 1);
 }
 
 }  // namespace jax_tensorarray

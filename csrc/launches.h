@@ -1,4 +1,4 @@
-// Defines the launches of cuda.h, for one file that says what runs a kernel: cuda.cu a GPU, in tests the CPU.
+// Defines `enqueue` of cuda.h, for one file that says what runs a kernel: cuda.cu a GPU, in tests the CPU.
 #pragma once
 
 #include "cuda.h"
@@ -10,6 +10,7 @@ template <class Body>
 cudaError_t enqueue_body(cudaStream_t, Body, Grid);
 cudaError_t enqueue_empty(cudaStream_t);
 
+// Launches an empty kernel in a CUDA graph, since XLA refuses an empty graph.
 cudaError_t enqueue_nothing(cudaStream_t stream) {
   cudaStreamCaptureStatus capturing;
   if (auto error = cudaStreamIsCapturing(stream, &capturing); error != cudaSuccess) return error;
@@ -25,38 +26,10 @@ struct OnStream {
   }
 };
 
-cudaError_t enqueue_read(cudaStream_t stream, const Walk& walk, const void* buffer, void* value) {
-  return launch_read(OnStream{stream}, walk, buffer, value);
-}
+cudaError_t launch(OnStream on, const NoJob&) { return enqueue_nothing(on.stream); }
 
-cudaError_t enqueue_write(cudaStream_t stream, const Walk& walk, void* buffer, const void* value) {
-  return launch_write(OnStream{stream}, walk, buffer, value);
-}
-
-cudaError_t enqueue_swap(cudaStream_t stream, const Walk& walk, void* buffer, const void* value, void* old) {
-  return launch_swap(OnStream{stream}, walk, buffer, value, old);
-}
-
-cudaError_t enqueue_combine(cudaStream_t stream, std::string_view op, ElementType type, const Walk& walk, void* buffer,
-                            const void* value) {
-  return launch_combine(Combining{}, op, OnStream{stream}, type, walk, buffer, value);
-}
-
-cudaError_t enqueue_clear(cudaStream_t stream, const Geometry& g, const Index& start, const Index& stop, void* buffer) {
-  return launch_clear(OnStream{stream}, g, start, stop, buffer);
-}
-
-cudaError_t enqueue_read_part(cudaStream_t stream, const Parts& parts, const void* buffer, void* value) {
-  return launch_read_part(OnStream{stream}, parts, buffer, value);
-}
-
-cudaError_t enqueue_write_part(cudaStream_t stream, const Parts& parts, void* buffer, const void* value) {
-  return launch_write_part(OnStream{stream}, parts, buffer, value);
-}
-
-cudaError_t enqueue_check(cudaStream_t stream, const Index& index, const LiveSize& live, int32_t* checked,
-                          int64_t positions, const Report& report) {
-  return launch_check(OnStream{stream}, index, live, checked, positions, report);
+cudaError_t enqueue(cudaStream_t stream, const Job& job) {
+  return std::visit([&](const auto& one) { return launch(OnStream{stream}, one); }, job);
 }
 
 }  // namespace jax_tensorarray

@@ -65,19 +65,19 @@ void run(const Case& c, FILE* in, FILE* out) {
   auto type = static_cast<IndexType>(c.index_type);
   ErrorRecord record{};
   Report report{c.strict ? &record : nullptr, "the op"};
-  OnHost launch{c.schedule};
+  OnHost on{c.schedule};
 
   if (c.op == kCheck) {
     Array index(in, positions * index_bytes, 0), live(in, c.batch * 4, 0), checked(positions * 4, 0);
     LiveSize size{live.as<int32_t>(), c.count};
-    launch_check(launch, Index{index.as<void>(), nullptr, type}, size, checked.as<int32_t>(), positions, report);
+    launch(on, CheckJob{Index{index.as<void>(), nullptr, type}, size, checked.as<int32_t>(), positions, report});
     checked.write(out);
   } else if (c.op == kClear) {
     Geometry g{c.batch, c.size, 0, c.row};
     Array buffer(in, c.batch * c.size * c.row, c.offset), start(in, c.batch * index_bytes, 0);
     Array stop(in, c.batch * index_bytes, 0);
-    launch_clear(launch, g, Index{start.as<void>(), nullptr, type}, Index{stop.as<void>(), nullptr, type},
-                 buffer.as<void>());
+    launch(on, ClearJob{g, Index{start.as<void>(), nullptr, type}, Index{stop.as<void>(), nullptr, type},
+                        buffer.as<void>()});
     buffer.write(out);
   } else if (c.op == kReadPart || c.op == kWritePart) {  // a row has `count` parts
     Array buffer(in, c.batch * c.size * c.row, c.offset), index(in, c.batch * index_bytes, 0);
@@ -85,8 +85,8 @@ void run(const Case& c, FILE* in, FILE* out) {
     Parts parts{Geometry{c.batch, c.size, 0, c.row}, Index{index.as<void>(), nullptr, type},
                 Index{live.as<void>(), nullptr, type}, c.count == 0 ? 0 : c.row / c.count};
     bool reads = c.op == kReadPart;
-    if (reads) launch_read_part(launch, parts, buffer.as<void>(), value.as<void>());
-    else launch_write_part(launch, parts, buffer.as<void>(), value.as<void>());
+    if (reads) launch(on, ReadPartJob{parts, buffer.as<void>(), value.as<void>()});
+    else launch(on, WritePartJob{parts, buffer.as<void>(), value.as<void>()});
     (reads ? value : buffer).write(out);
   } else {
     Array buffer(in, c.batch * c.size * c.row, c.offset), index(in, positions * index_bytes, 0);
@@ -96,19 +96,18 @@ void run(const Case& c, FILE* in, FILE* out) {
               c.sorted ? order.as<int32_t>() : nullptr, c.reverse != 0, report};
     if (c.op == kRead) {
       Array value(positions * c.row, c.offset);
-      launch_read(launch, walk, buffer.as<void>(), value.as<void>());
+      launch(on, ReadJob{walk, buffer.as<void>(), value.as<void>()});
       value.write(out);
     } else {
       Array value(in, positions * c.row, c.offset);
-      if (c.op == kWrite) launch_write(launch, walk, buffer.as<void>(), value.as<void>());
+      if (c.op == kWrite) launch(on, WriteJob{walk, buffer.as<void>(), value.as<void>()});
       if (c.op >= kCombine) {
-        auto type = static_cast<ElementType>(c.type);
-        launch_combine(Combining{}, name_of(Combining{}, c.op - kCombine), launch, type, walk, buffer.as<void>(),
-                       value.as<void>());
+        std::string_view op = name_of(Combining{}, c.op - kCombine);
+        launch(on, CombineJob{op, static_cast<ElementType>(c.type), walk, buffer.as<void>(), value.as<void>()});
       }
       if (c.op == kSwap) {
         Array old(positions * c.row, c.offset);
-        launch_swap(launch, walk, buffer.as<void>(), value.as<void>(), old.as<void>());
+        launch(on, SwapJob{walk, buffer.as<void>(), value.as<void>(), old.as<void>()});
         old.write(out);
       }
       buffer.write(out);
