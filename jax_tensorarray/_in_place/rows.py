@@ -553,6 +553,8 @@ def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | 
     is_shared = axes > 0 and tuple(dims) == tuple(range(axes, of.ndim)) and source.shape == of.shape[axes:]
     if not is_shared or len(operands) > 1 or not has_rows(eqn.invars[0].aval):
         return Left()
+    if source.sparse_updates is not None:  # zeros and rows stay zeros and rows: see `sums`
+        return Left()
     return [Value(jaxprs.bind(eqn, [source.array])[0], shared=source)]
 
 

@@ -6,8 +6,9 @@
     b = ta_write(b, i, x, where=~keep, mode="drop")
 
 If the version that may not be selected is unused, its updates are repeated with a mask. Otherwise that version exists
-already, and the rows that should not differ are put back. What was there before the step, and is selected in place of a
-buffer (`jnp.where(done, first, state)`), is written over all of its rows in the examples that select it.
+already, and the rows that should not differ are put back. An array that was there before the step, or zeros, may be
+selected instead of a buffer: `jnp.where(done, first, state)`. Then a masked write puts it over all rows of the buffer,
+in the examples that select it.
 """
 
 import math
@@ -88,11 +89,17 @@ def _of_few_rows(predicate: Predicate, no: Value, yes: Value, whole: Callable[[]
 def _special(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], Any]) -> Value | None:
     """Select between a buffer and zeros, or between a buffer and itself without a derivative.
 
-    The result records that for other rules.
+    The result records that for other rules: of a cotangent the parts that two selects have taken become one again. A
+    large buffer of the carry is emptied by a masked write: this takes 0.01 to 0.4 times as long as the select (CPU, jax
+    0.12, 4 to 250 KiB, rows of 1, 16 and 64 floats).
     """
     for other, buffer, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
         if other.sparse_updates == () and jnp.issubdtype(other.dtype, jnp.inexact):
-            return Value(whole(), part=Part(buffer, active))
+            is_kept = _is_large(buffer, active.mask.ndim) and is_of_carry(buffer)
+            emptied = _written_over(buffer, other, active.inverted()) if is_kept else None
+            emptied = Value(whole()) if emptied is None else emptied
+            emptied.part = Part(buffer, active)
+            return emptied
         if other.stopped is buffer:
             if not jnp.issubdtype(buffer.dtype, jnp.inexact):  # integers have no derivative anyway
                 return buffer
@@ -111,14 +118,22 @@ def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | N
         is_there = source.is_given and source.before is None and (source.is_constant or buffer.before is not None)
         is_there = is_there and buffer.is_given and not buffer.is_constant
         is_there = is_there or (_is_large(buffer, axis) and is_of_carry(buffer) and _is_made(source))
-        if is_there and has_rows(buffer) and len(buffer.shape) > axis:
-            params = row_params("in_place", "clip", batch_dims=axis, window=(buffer.shape[axis],), whole=True)
-            # XLA repeats a shared array in a fusion, if all examples have one index.
-            batch = predicate.mask.shape if other is source else (1,) * axis
-            index, (rows,) = np.zeros(batch, np.int32), arrays([other])
-            update = Update(ta_write_p, index, rows, active.mask, params, is_window=True)
-            return buffer.updated(update, became="a masked write of all rows")
+        if is_there and (written := _written_over(buffer, other, active)) is not None:
+            return written
     return None
+
+
+def _written_over(buffer: Value, other: Value, active: Predicate) -> Value | None:
+    """Return a buffer with all rows of another one in some examples, None if it has no rows."""
+    axis = active.mask.ndim
+    if not has_rows(buffer) or len(buffer.shape) <= axis:
+        return None
+    params = row_params("in_place", "clip", batch_dims=axis, window=(buffer.shape[axis],), whole=True)
+    # XLA repeats a shared array in a fusion, if all examples have one index.
+    batch = active.mask.shape if other.shared is None else (1,) * axis
+    index, (rows,) = np.zeros(batch, np.int32), arrays([other])
+    update = Update(ta_write_p, index, rows, active.mask, params, is_window=True, is_zero=other.sparse_updates == ())
+    return buffer.updated(update, became="a masked write of all rows")
 
 
 def _is_made(x: Value) -> bool:

@@ -13,6 +13,7 @@ from jax import lax
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray._jaxprs import jaxprs
 
 pytestmark = pytest.mark.slow
 
@@ -111,3 +112,55 @@ def test_what_is_made_in_the_step_is_copied_where_an_example_starts_again(is_int
         want = in_numpy(jax.grad(loss))(0.3)
         for gradient in (jax.grad(in_place(loss)), in_place(jax.grad(loss))):
             np.testing.assert_allclose(jax.jit(gradient)(0.3), want, rtol=1e-9)
+
+
+def emptied(start, noise, *, is_register):
+    """Write a row in every step, and zeros over all rows if the row is large."""
+
+    def step(carry, of):
+        x, rows = carry
+        t, e = of
+        x = 0.9 * x + 0.1 * jnp.tanh(rows[-1] + rows[-3]) + e
+        rows = jnp.concatenate([rows[1:], x[None]]) if is_register else rows.at[t % len(rows)].set(x)
+        done = x[0] > 1.2
+        return (x, jnp.where(done, jnp.zeros_like(rows), rows)), (x, done)
+
+    (_, rows), (xs, dones) = lax.scan(step, (jnp.zeros(SIZE), start), (jnp.arange(len(noise)), noise))
+    return jnp.sum(jnp.sin(xs)) + jnp.sum(jnp.cos(rows)), dones
+
+
+def selects(buffer, eqn):
+    """Return whether an equation selects all elements of a buffer."""
+    return eqn.primitive.name == "select_n" and eqn.outvars[0].aval.shape == buffer.shape
+
+
+def noise(steps):
+    """Return noise that makes each example empty its buffer now and then."""
+    return np.random.default_rng(0).normal(0, 0.4, (EXAMPLES, steps, SIZE))
+
+
+@pytest.mark.parametrize("is_register", [True, False])
+def test_a_buffer_that_is_emptied(is_register):
+    f = functools.partial(emptied, is_register=is_register)
+    many = np.stack([FIRST * k for k in range(1, EXAMPLES + 1)]), noise(STEPS)
+    one = tuple(x[2] for x in many)
+
+    def gradient(start, noise, of=f):
+        return jax.grad(of, (0, 1), has_aux=True)(start, noise)
+
+    plain = {"one": f, "many": jax.vmap(f), "gradient": gradient, "gradients": jax.vmap(gradient)}
+    want = {name: in_numpy(g)(*(many if name in ("many", "gradients") else one)) for name, g in plain.items()}
+    assert 0 < np.sum(want["many"][1]) < want["many"][1].size
+    for name, ours, args in (
+        ("one", in_place(f), one),
+        ("many", jax.vmap(in_place(f)), many),
+        ("many", in_place(jax.vmap(f)), many),
+        ("gradient", functools.partial(gradient, of=in_place(f)), one),
+        ("gradient", in_place(gradient), one),
+        ("gradients", jax.vmap(functools.partial(gradient, of=in_place(f))), many),
+        ("gradients", in_place(jax.vmap(gradient)), many),
+    ):
+        got = compiled(ours, *args)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), got(*args), want[name])
+        assert not hlo_text.copies_in_loops(got.as_text(), args[0].nbytes)
+        assert not jaxprs.any_equation(jax.make_jaxpr(ours)(*args), functools.partial(selects, args[0]))
