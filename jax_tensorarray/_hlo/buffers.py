@@ -393,12 +393,26 @@ class _Buffers(Hlo):
     def _buffer_put(self, computation: str, i: Instruction) -> Array | None:
         """Return the array that an update writes into another one."""
         if i.opcode == "dynamic-update-slice":
-            value = computation, i.operands[1], 0
+            value = computation, self._new_rows(computation, i), 0
         elif i.opcode == "custom-call" and 'custom_call_target="jax_tensorarray_write' in i.attributes:
             value = computation, i.operands[2], 0
         else:
             return None
         return value if self.buffers.find(value) != self.buffers.find((computation, i.name, 0)) else None
+
+    def _new_rows(self, computation: str, update: Instruction) -> str:
+        """Return what an update writes. If its index may be out of range, it selects between that and the old rows."""
+        target, value, *_ = update.operands
+        made = self._made(computation, value)
+        if made is None or made.opcode != "select":
+            return value
+
+        def is_old(name: str) -> bool:
+            case = self._made(computation, name)
+            return case is not None and case.opcode == "dynamic-slice" and case.operands[0] == target
+
+        new = [name for name in made.operands[1:] if not is_old(name)]
+        return new[0] if len(new) == 1 else value
 
 
 def _length(array: str) -> int:
