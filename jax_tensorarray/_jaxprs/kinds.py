@@ -17,10 +17,12 @@ _TABLE = (
     ("elementwise fused arithmetic", "div"),
     ("elementwise fused logic", "and eq ne not or"),
     ("elementwise fused repeated", "ge gt le lt"),
-    ("elementwise fused", "erf integer_pow pow sign square tan"),
-    ("elementwise fused once", "exp2 expm1 rsqrt sqrt"),
-    ("elementwise fused once vectorised", "exp log log1p logistic tanh"),
-    ("elementwise fused vectorised", "cos sin"),
+    ("elementwise fused", "integer_pow sign square"),
+    ("elementwise fused transcendental", "erf pow tan"),
+    ("elementwise fused once", "rsqrt sqrt"),
+    ("elementwise fused once transcendental", "exp2 expm1"),
+    ("elementwise fused once transcendental vectorised", "exp log log1p logistic tanh"),
+    ("elementwise fused transcendental vectorised", "cos sin"),
     ("fused once", "cbrt"),
     ("fused logic", "xor"),
     ("fused repeated", "clamp"),
@@ -126,6 +128,9 @@ CALLS = _having("call")
 
 #: Operations on integers and bools that take no longer than to read their result from memory. None is a reduction.
 REPEATED = CHEAP | LOGIC | LAYOUT | _having("repeated")
+
+#: Functions that take many operations for each element.
+TRANSCENDENTAL = _having("transcendental")
 
 #: What takes long for the size of its results.
 SLOW = _having("slow")

@@ -54,7 +54,10 @@ class Choice:
 
 
 def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
-    """Choose undo if the tape would hold, for every step, more than a row that undo need not keep; else the tape."""
+    """Choose undo if the tape would hold, for every step, more than a row that undo need not keep; else the tape.
+
+    A small tape is kept, too, if undo would compute much of it again.
+    """
 
     def tape(reason: str, undone: int | None = None) -> tuple[Choice, None]:
         return Choice(residuals="tape", reason=reason, tape_bytes=taped, undo_bytes=undone), None
@@ -72,6 +75,8 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
         return tape("no residual is computed from a buffer that is updated by rows", planned.bytes)
     if 2 * planned.bytes > taped:
         return tape("undo would keep nearly as much as the tape", planned.bytes)
+    if max_steps * taped <= _gates.TAPE_BYTES and planned.work > _gates.UNDONE_WORK * (taped - planned.bytes):
+        return tape("the tape is small, and undo would take long to compute its values again", planned.bytes)
     reason = "the tape would hold a whole buffer, or something computed from one, for every step"
     return Choice(residuals="undo", reason=reason, tape_bytes=taped, undo_bytes=planned.bytes), planned
 
@@ -115,7 +120,8 @@ def _fewest(max_steps: int) -> int:
 class Auto(Strategy):
     """Choose for each loop: a tape or, if a tape would hold whole buffers, the rows that `Undo` stores: "auto".
 
-    `residuals.explain` returns the choice.
+    A tape of at most 4 MiB for all steps is kept if `Undo` would take longer, because it computes a function such as
+    `exp` of a whole buffer again. `residuals.explain` returns the choice.
 
     Args:
         memory: how many bytes the loop may store for `max_steps` steps, per example if the derivative is under

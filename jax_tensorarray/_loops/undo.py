@@ -55,6 +55,7 @@ class Plan:
     back: Any
     after: tuple[int, ...]  #: which carries after the step are the buffers
     saves_buffers: bool  #: whether a tape would keep buffers, or values computed from them
+    work: float  #: how many operations on numbers it takes to compute again what is not kept
 
     @property
     def kept(self) -> list[Any]:
@@ -350,7 +351,13 @@ class _Planning:
             jaxprs.pruned(jax.make_jaxpr(back)(*inputs)),
             tuple(roots),
             bool(roots),
+            sum(work(e) for k in self.made for e in self.again(k)),
         )
+
+    def again(self, k: int) -> list[Equation]:
+        """Return an equation that is evaluated again, or those inside of it that its results for use depend on."""
+        eqn = self.inner.eqns[k]
+        return list(_part_of(eqn, self.made[k])[0].eqns) if list(jaxprs.jaxprs_in(eqn.params)) else [eqn]
 
     def in_order(self) -> list[int]:
         """Order the equations to evaluate again: updates of buffers come early.
@@ -437,7 +444,11 @@ def work(eqn: Equation) -> float:
         return 2 * sizes[-1] * sizes[1] / max(1, eqn.outvars[0].aval.shape[params["dimension_numbers"].out_spec[1]])
     if name in kinds.SLOW:
         return math.inf
-    return max(sizes, default=0)
+    return max(sizes, default=0) * (_OF_FUNCTION if name in kinds.TRANSCENDENTAL else 1)
+
+
+#: How many operations an element of a function such as `exp` takes.
+_OF_FUNCTION = 20
 
 
 def _may_run_again(eqn: Equation) -> bool:

@@ -14,7 +14,7 @@ from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from waiting import finish
 
-from jax_tensorarray import fori_loop, scan, ta_add, ta_read, ta_swap, ta_write, while_loop
+from jax_tensorarray import fori_loop, in_place, scan, ta_add, ta_read, ta_swap, ta_write, while_loop
 from jax_tensorarray.residuals import Auto, Checkpoint, Choice, Inverse, Recompute, Tape, Undo, explain
 
 MOST = 20
@@ -347,6 +347,32 @@ def test_what_auto_chooses():
         Choice("tape", "why", 1, 2)
     assert of(by_branches, b).undo_bytes < 100
     assert of(rows, b).residuals == of(overwritten, b).residuals == "tape"
+
+
+@pytest.mark.parametrize(
+    ("of_all", "rows", "chosen"),
+    [
+        (lambda b: jnp.mean(jnp.exp(-b)), 100, "tape"),
+        (lambda b: jnp.mean(jnp.exp(-b)), 400, "undo"),  # a tape of 10 MB
+        (lambda b: jnp.mean(b * b), 100, "undo"),  # nothing is computed again
+        (lambda b: jnp.mean(jax.nn.softmax(b @ b[0]) @ b), 100, "undo"),  # `exp` of a number for each row
+        (lambda b: jnp.mean(b * b) * lax.fori_loop(0, 100, lambda k, x: jnp.sin(x + b[k, 0]), 0.0), 100, "tape"),
+    ],
+)
+def test_a_small_tape_is_kept_if_undo_would_compute_much_again(of_all, rows, chosen):
+    def f(b):
+        return lax.fori_loop(0, rows, lambda i, b: b.at[i].set(jnp.tanh(of_all(b)) + b[i]), b)
+
+    [choice, *_] = explain(f)(jax.ShapeDtypeStruct((rows, 8), jnp.float64))
+    assert choice.residuals == chosen
+    assert choice.undo_bytes < choice.tape_bytes / 10
+
+    def bytes_of(gradient):
+        compiled = jax.jit(gradient).lower(jax.ShapeDtypeStruct((rows, 8), jnp.float64)).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    plain, ours = bytes_of(jax.grad(lambda b: jnp.sum(f(b)))), bytes_of(jax.grad(in_place(lambda b: jnp.sum(f(b)))))
+    assert ours < plain / 5 if chosen == "undo" else ours < 1.1 * plain
 
 
 def test_what_each_loop_of_a_function_chooses():

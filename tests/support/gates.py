@@ -28,6 +28,8 @@ WAYS = {
     "KEPT_BYTES": (0, math.inf),
     "MADE_AGAIN": (0, math.inf),
     "REPEATED_WORK": (math.inf, 0),
+    "TAPE_BYTES": (0, math.inf),
+    "UNDONE_WORK": (math.inf, 0),
     "OPENED_SHARE": (math.inf, 0),
     "SENT_BYTES": (16, math.inf),
     "SLICES": (64, 0),  # hundreds of slices take XLA minutes
