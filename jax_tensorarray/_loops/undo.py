@@ -36,6 +36,7 @@ from jax_tensorarray._loops.tapes import play_back
 from jax_tensorarray._loops.while_ import Loop
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.primitive import ROW_OPS, once_checked, updates_rows, with_axis
+from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import Equation, bytes_of
@@ -436,7 +437,7 @@ def work(eqn: Equation) -> float:
         if name in ("while", "ta_replay") or times is None:
             return math.inf
         return times * sum(work(e) for jaxpr in inner for e in jaxpr.eqns)
-    sizes = [math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars) if hasattr(v.aval, "shape")]
+    sizes = [math.prod(v.aval.shape) for v in _moved(eqn) if hasattr(v.aval, "shape")]
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         return 2 * sizes[-1] * math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
@@ -445,6 +446,15 @@ def work(eqn: Equation) -> float:
     if name in kinds.SLOW:
         return math.inf
     return max(sizes, default=0) * (_OF_FUNCTION if name in kinds.TRANSCENDENTAL else 1)
+
+
+def _moved(eqn: Equation) -> Sequence[Any]:
+    """Return the operands and results of which an equation reads or writes all elements: of a buffer it may be rows."""
+    if eqn.primitive is ta_read_p or eqn.primitive.name in (*kinds.READS, "slice"):
+        return eqn.outvars
+    if updates_rows(eqn.primitive) or eqn.primitive.name in kinds.UPDATES:
+        return eqn.invars[1:]
+    return [*eqn.invars, *eqn.outvars]
 
 
 #: How many operations an element of a function such as `exp` takes.
