@@ -1105,6 +1105,7 @@ def test_a_bounded_loop_of_ours_is_differentiated_inside():
     np.testing.assert_allclose(jit(in_place(jax.grad(f)))(x), jit(jax.grad(f))(x), rtol=1e-5)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("is_inside", [False, True])
 @pytest.mark.parametrize("counts", [False, True])
 def test_a_while_loop_of_jax_in_a_loop_of_ours_gets_a_bound(counts, is_inside):
