@@ -1399,6 +1399,7 @@ def by_rule_in_a_loop(c, x):
     return lax.scan(lambda carry, _: (beside_by_rule(*carry), None), (c, x), None, length=2)[0]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("loop", "order"),
     [

@@ -68,6 +68,7 @@ def test_an_unknown_name_is_the_usual_error(name):
         getattr(jax_tensorarray, name)
 
 
+@pytest.mark.slow
 def test_a_stored_function_runs_and_a_stored_array_is_a_pytree_where_nothing_was_used(tmp_path):
     f = jax.jit(lambda b: ta_write(b, 1, 2.0))
     stored = jax.export.export(f, disabled_checks=export.disabled_checks())(jnp.zeros(3))
@@ -86,6 +87,7 @@ def test_a_stored_function_runs_and_a_stored_array_is_a_pytree_where_nothing_was
     assert run(code, tmp_path).splitlines() == ["[0. 2. 0.]", "[1. 4.]"]
 
 
+@pytest.mark.slow
 def test_the_first_use_compiles_nothing_again():
     """JAX compiles everything again after a new user context: these are made by the import."""
     code = """if True:
