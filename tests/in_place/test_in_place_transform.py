@@ -1665,3 +1665,22 @@ def test_factors_of_rows_that_may_be_the_same_have_no_derivative_as_in_plain_jax
 
     with pytest.raises(NotImplementedError, match="unique_indices"):
         transform(f)(2.0)
+
+
+def test_old_rows_are_put_back_from_the_last_to_the_first():
+    """Both updates are of one row, and a read of the newest version decides."""
+
+    def f(b, xs):
+        def body(b, ix):
+            i, x = ix
+            new = b.at[i].set(x)
+            newest = new.at[i].set(jnp.sin(x) + new[i - 1])
+            keeps = newest[i, 0] > 0
+            return jnp.where(keeps, newest, b), keeps
+
+        return lax.scan(body, b, (jnp.arange(1, len(xs) + 1), xs))
+
+    args = np.ones((9, 4)), np.linspace(-3, 2, 32).reshape(8, 4)
+    found, wanted = jit(in_place(f))(*args), in_numpy(f)(*args)
+    assert 0 < np.sum(wanted[1]) < 8
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), found, wanted)

@@ -105,11 +105,17 @@ PROGRAMS = {
     "the histories of an optimizer": history,
     "two that change places": two_that_change_places,
     "columns": columns,
+    "two rows change places": pushed_in_a_loop(
+        lambda b, x: (lambda b: jnp.concatenate([b[:-2], b[-1:], b[-2:-1]]))(last(b, x)),
+    ),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "order"), in_turn(PROGRAMS, ["forward", "in_place(vmap(grad))"]))
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [*in_turn(PROGRAMS, ["forward", "in_place(vmap(grad))"]), ("two rows change places", "forward")],
+)
 def test_a_register_stays_where_it_is(name, order):
     x = np.linspace(0.1, 1, SIZE)
     x = np.stack([x, -x]) if "vmap" in order else x

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_operation, compiled
-from jax import lax
+from jax import jit, lax
 from jax.extend.core import jaxpr_as_fun
 from library_in_numpy import library_in_numpy
 from orders import assert_as_in_numpy
@@ -181,3 +181,21 @@ def test_the_cotangent_of_a_choice_between_equal_buffers_is_added(step):
     traced = jax.make_jaxpr(jax.grad(loss))(a)
     for ours in (in_place(jax.grad(loss), memory=0), in_place(lambda a: jaxpr_as_fun(traced)(a)[0])):
         np.testing.assert_allclose(library_in_numpy(ours)(a), want, rtol=1e-9)
+
+
+def test_effects_of_a_step_happen_as_often_as_they_are_written():
+    seen = []
+
+    def f(b):
+        def body(i, c):
+            for _ in range(2):
+                jax.debug.callback(lambda i: seen.append(int(i)), i)
+            new = c[0].at[i].set(jnp.sin(c[1][i - 1]))
+            return new, new
+
+        return lax.fori_loop(1, 4, body, (b, b))
+
+    a, b = jit(in_place(f))(jnp.ones((4, SIZE)))
+    jax.effects_barrier()
+    assert sorted(seen) == [1, 1, 2, 2, 3, 3]
+    np.testing.assert_array_equal(a, b)

@@ -291,6 +291,7 @@ CHECKED = {
     "one step more": lambda b: lax.fori_loop(0, 9, lambda i, x: x + ta_read(b, i), 0.0),
     "a start below": lambda b: lax.fori_loop(-1, 7, lambda i, x: x + ta_read(b, i), 0.0),
     "data": lambda b: lax.fori_loop(0, 8, lambda i, x: x + ta_read(b, b[i].astype(int)), 0.0),
+    "a remainder below 0": lambda b: lax.fori_loop(-4, 4, lambda i, x: x + ta_read(b, lax.rem(i, 8)), 0.0),
     "a dtype too small": lambda b: lax.fori_loop(0, 300, lambda i, x: x + ta_read(b, i.astype("int8") % 8), 0.0),
     "a number that wraps before it is large enough": lambda b: lax.while_loop(
         lambda s: (s[0] < 127) & (s[1] < 100),
