@@ -151,7 +151,7 @@ def suites() -> str:
 
 def random_programs() -> str:
     """Return how many random programs ran, and which mutants they found."""
-    made, mutants = read("checks.json")["programs"], read("checks.json")["mutants"]
+    made, mutants = read("checks.json")["programs"], read("mutants.json")["mutants"].values()
     since = [run["programs"] for run in made["runs"] if run["faults"] == 0]
     rest = [run for run in made["runs"] if run["faults"] != 0]
     text = (
@@ -159,9 +159,10 @@ def random_programs() -> str:
         f"{sum(run['programs'] for run in rest):,} programs found faults, which are repaired. The next {sum(since):,} "
         "found none."
     )
+    by_programs = sum(found.get("programs", {}).get("noticed", False) for found in mutants)
     undone = (
-        f"`{mutants['tool']}` undoes one repair at a time. The random programs found {mutants['found']} of "
-        f"{mutants['number']} such mutants, each within {mutants['within']:,} programs."
+        f"`tools/mutants.py` breaks one line at a time. The random programs notice {by_programs} of {len(mutants)} "
+        "such mutants, each within 2,000 programs. Tests notice the others: [the table](../developers/mutants.md)."
     )
     dates = made | {"date": made["dates"][1]}
     return "\n\n".join([textwrap.fill(text, 120), textwrap.fill(undone, 120), below(dates)])

@@ -1,36 +1,48 @@
-"""Undo repairs, one at a time, and count how many random programs it takes to notice.
+"""Break the package in one place at a time, and see which random programs and which tests notice.
 
-    python tools/mutants.py                      # each mutant below; a minute to half an hour each
-    python tools/mutants.py "accumulator"        # those with this in their name
-    python tools/mutants.py --unchanged 1000     # no mutant: so many programs of each kind, and none may fail
+    python tools/mutants.py                                 # each mutant below; a minute to half an hour each
+    python tools/mutants.py accumulator mask                # those with one of these in their name
+    python tools/mutants.py --most 150                      # no more than so many random programs for each
+    python tools/mutants.py --file in_place/test_masks.py   # no programs: which mutants these tests notice
+    python tools/mutants.py --save ...                      # write what was found into the page for developers
+    python tools/mutants.py --unchanged 1000                # no mutant: so many programs, and none may fail
 
-A mutant is a copy of the package in which a text is replaced, as before a repair. The random programs are those of the
-tests, with other seeds, in turn under every transformation that is named. The exit code is 1 if one survives.
+A mutant is a copy of the package in which a text is replaced: by what it was before a repair, or by a likely mistake.
+The random programs are those of the tests, with other seeds, in turn under every transformation that is named. Where
+they notice nothing, the files of tests that are named run, with all slow tests. The exit code is 1 if one survives.
 """
 
 import argparse
+import contextlib
+import datetime
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
+PAGE = ROOT / "docs" / "developers" / "mutants.md"
+BEGIN, END = "<!-- table -->", "<!-- end -->"
 
-#: How many programs may pass before a mutant has survived.
+#: How many programs may pass before a mutant has survived them.
 MOST = 2000
 
 
 class Mutant(NamedTuple):
-    """A repair that is undone: replacements in files of the package, and the programs that should notice."""
+    """Replacements in files of the package, the programs that should notice, and the tests that do."""
 
     edits: tuple[tuple[str, str, str], ...]
-    programs: tuple[str, ...]  #: `ops`, `plain` or `passes`, perhaps with the names of some transformations
+    programs: tuple[str, ...] = ()  #: `ops`, `plain` or `passes`, perhaps with the names of some transformations
     by: str = "numpy"  #: what evaluates the programs; "": what does so in the tests
+    files: tuple[str, ...] = ()  #: in `tests/`
 
 
 EVERYTHING = ("ops", "plain")
@@ -82,10 +94,15 @@ MUTANTS = {
                 "_jaxprs/custom_jvp.py",
                 "    outs: list[Array] = ta_custom_jvp_p.bind(*operands, call_jaxpr=jaxpr, rule=rule)\n"
                 "    return outs\n",
-                "    return _of_jax(*operands, call_jaxpr=jaxpr, rule=rule)\n",
+                "    def derivative(primals, tangents):\n"
+                "        outs, dots = _jvp(primals, tangents, call_jaxpr=jaxpr, rule=rule)\n"
+                "        return outs, list(map(ad.instantiate_zeros, dots))\n\n"
+                "    of_jax = jax.custom_jvp(jaxprs.function(jaxpr))\n"
+                "    of_jax.defjvp(derivative, symbolic_zeros=True)\n"
+                "    return of_jax(*operands)\n",
             ),
         ),
-        EVERYTHING,
+        ("ops:grad of vmap|jvp of grad of vmap",),
     ),
     "a custom_vjp is differentiated in what it closes over": Mutant(
         (
@@ -166,49 +183,438 @@ MUTANTS = {
         ("plain:token",),
         "",
     ),
+    # Masks.
+    "a mask that is true for no row writes a row all the same": Mutant(
+        (
+            (
+                "_in_place/masks.py",
+                "rows.box_address(of, taken, batch, axes, drops=True)",
+                "rows.box_address(of, taken, batch, axes, drops=False)",
+            ),
+        ),
+        ("plain",),
+        files=("in_place/test_masks.py",),
+    ),
+    "a mask of several places writes one": Mutant(
+        (
+            (
+                "_in_place/masks.py",
+                "    for located in found:\n        update",
+                "    for located in found[:1]:\n        update",
+            ),
+        ),
+        files=("in_place/test_masks.py",),
+    ),
+    "an inverted mask selects as it is": Mutant(
+        (("_in_place/masks.py", "no, yes = reversed(cases) if mask.inverted else cases", "no, yes = cases"),),
+        ("plain",),
+        files=("in_place/test_masks.py",),
+    ),
+    "the conditions of a mask are ignored": Mutant(
+        (
+            (
+                "_in_place/masks.py",
+                "return _Location(address, address.index_of(starts), where)",
+                "return _Location(address, address.index_of(starts), None)",
+            ),
+        ),
+        files=("in_place/test_masks.py",),
+    ),
+    "a sum by a mask that is true for no row has a row": Mutant(
+        (
+            (
+                "_in_place/masks.py",
+                "        return jnp.where(inside, lax.reshape(found, shape), jnp.zeros((), found.dtype))",
+                "        return lax.reshape(found, shape)",
+            ),
+        ),
+        ("plain",),
+        files=("in_place/test_masks.py",),
+    ),
+    # Parts of a buffer that are put back.
+    "a part is put back at another place": Mutant(
+        (
+            ("_in_place/parts.py", "if box and m and m.equals(own.map):", "if box and m:"),
+            ("_in_place/parts.py", "if put is None or not put.equals(part.map, boxes.puts_back):", "if put is None:"),
+        ),
+        files=("in_place/test_parts.py",),
+    ),
+    "a part that is out of range is put back": Mutant(
+        (("_in_place/parts.py", "    if box.drops and box.starts.keys() - step.known:", "    if False:"),),
+        files=("in_place/test_parts.py", "in_place/test_rows_of_rows.py"),
+    ),
+    "a changed part that is out of range is read from the buffer": Mutant(
+        (
+            (
+                "_in_place/parts.py",
+                "return not self.fills and not (self.changes and any(start.drops for start in self.map.starts))",
+                "return not self.fills",
+            ),
+        ),
+        files=("in_place/test_parts.py", "in_place/test_rows_of_rows.py"),
+    ),
+    # Maps: views of a buffer, and row ops on them.
+    "a digit of a start has the digits above it": Mutant(
+        (
+            (
+                "_in_place/maps.py",
+                "value = lax.rem(lax.div(value, np.int32(low)), np.int32(size))",
+                "value = lax.div(value, np.int32(low))",
+            ),
+        ),
+        files=("in_place/test_maps.py",),
+    ),
+    "a reversed view starts where it started": Mutant(
+        (("_in_place/maps.py", "digit.start.moved(digit.size - digit.seen, factor=-1)", "digit.start.moved(0)"),),
+        files=("in_place/test_maps.py",),
+    ),
+    "views that interleave are apart": Mutant(
+        (
+            (
+                "_in_place/maps.py",
+                "if any(a.max() < b.min() or b.max() < a.min() for a, b in pairs):",
+                "if any(a.min() < b.min() or b.min() < a.min() for a, b in pairs):",
+            ),
+        ),
+        files=("in_place/test_maps.py",),
+    ),
+    "a rotated view begins one row late": Mutant(
+        (("_in_place/access.py", "jnp.where(at < np.int32(k), low, high)", "jnp.where(at <= np.int32(k), low, high)"),),
+        files=("in_place/test_maps.py",),
+    ),
+    "a set of indices with gaps is a range": Mutant(
+        (
+            (
+                "_in_place/access.py",
+                "return found if found.order.max() + 1 == found.size else found.as_indices()",
+                "return found",
+            ),
+        ),
+        files=("in_place/test_maps.py",),
+    ),
+    "rows of a view are written in the order in which they are read": Mutant(
+        (("_in_place/access.py", "own = np.argsort(flat) if is_inverse else flat", "own = flat"),),
+        files=("in_place/test_maps.py",),
+    ),
+    # Selects that put old rows back.
+    "old rows are put back for the examples that keep the new ones": Mutant(
+        (
+            (
+                "_in_place/selects.py",
+                "return _undone(versions[0], versions, active.inverted(), became=",
+                "return _undone(versions[0], versions, active, became=",
+            ),
+        ),
+        ("plain",),
+        files=("in_place/test_parts.py",),
+    ),
+    "old rows are put back from the first to the last": Mutant(
+        (
+            (
+                "_in_place/selects.py",
+                "    for v in versions:\n        newest = newest.updated(v.update.undone",
+                "    for v in reversed(versions):\n        newest = newest.updated(v.update.undone",
+            ),
+        ),
+        ("plain",),
+        files=("in_place/test_in_place_transform.py",),
+    ),
+    # Indices that are computed again.
+    "equations of other operands make the same index": Mutant(
+        (
+            ("_in_place/parts.py", "self.number(name, params, *own)", "self.number(name, params)"),
+            (
+                "_in_place/indices.py",
+                "return are_alike and all(is_same(v, w, compared) for v, w in pairs)",
+                "return are_alike",
+            ),
+        ),
+        files=("in_place/test_parts.py", "in_place/test_rows_of_rows.py", "in_place/test_random_steps.py"),
+    ),
+    # Views.
+    "a transposed view has the inverse permutation": Mutant(
+        (
+            (
+                "_in_place/views.py",
+                'm.transposed(eqn.params["permutation"])',
+                'm.transposed(tuple(map(eqn.params["permutation"].index, range(len(of)))))',
+            ),
+        ),
+        files=("in_place/test_views.py",),
+    ),
+    # Rings.
+    "a row past the end of a ring buffer is not wrapped": Mutant(
+        (
+            (
+                "_in_place/rings.py",
+                "return jnp.where(place >= n, place - n, place)",
+                "return jnp.where(place > n, place - n, place)",
+            ),
+        ),
+        files=("in_place/test_registers.py",),
+    ),
+    "rows that have moved within a ring buffer stay where they were": Mutant(
+        (
+            (
+                "_in_place/rings.py",
+                "stays = _is_same(piece.of, best.of) and (piece.first - q - best.first + at) % ring.n == 0",
+                "stays = _is_same(piece.of, best.of)",
+            ),
+        ),
+        files=("in_place/test_registers.py",),
+    ),
+    "a select of ring buffers keeps the start of the first": Mutant(
+        (
+            (
+                "_in_place/rings.py",
+                "    if all(x.start is rings[0].start for x in rings):\n        return",
+                "    if True:\n        return",
+            ),
+        ),
+        files=("in_place/test_registers.py", "in_place/test_random_steps.py"),
+    ),
+    # Layouts.
+    "rows of a permuted buffer have the inverse permutation": Mutant(
+        (("_in_place/layouts.py", "return jnp.transpose(x, self.back)", "return jnp.transpose(x, self.order)"),),
+        files=("in_place/test_layouts.py",),
+    ),
+    "a permuted buffer has the starts of the buffer": Mutant(
+        (("_in_place/layouts.py", "starts=tuple(x.order[d] for d in n.starts)", "starts=n.starts"),),
+        files=("in_place/test_layouts.py",),
+    ),
+    # Twins.
+    "carries that begin equal stay equal": Mutant(
+        (("_in_place/twins.py", "            if finer == first:", "            if True:"),),
+        ("plain",),
+        files=("in_place/test_twins.py",),
+    ),
+    "equal equations with effects run once": Mutant(
+        (
+            (
+                "_in_place/twins.py",
+                "if eqn.effects or not all(key in self.made for key in keys):",
+                "if not all(key in self.made for key in keys):",
+            ),
+        ),
+        files=("in_place/test_twins.py",),
+    ),
+    # Stacks.
+    "all examples update the slice of the first": Mutant(
+        (
+            (
+                "_in_place/stacks.py",
+                "examples = [lax.broadcasted_iota(np.int32, shape, k) for k in range(b)]",
+                "examples = [lax.full(shape, 0, np.int32) for k in range(b)]",
+            ),
+        ),
+        files=("in_place/test_stacks.py",),
+    ),
+    # Undo and tapes.
+    "a buffer is restored from a place that it does not have before the step": Mutant(
+        (("_loops/undo.py", "            if closed == slot_of:\n                break", "            break"),),
+        ("ops", "plain"),
+        files=("loops/test_residuals.py",),
+    ),
+    # Batching rules.
+    "all examples have the index of the first": Mutant(
+        (
+            (
+                "_ops/primitive.py",
+                "    operands = map(to_front, args, dims, sizes)\n    out = primitive.bind(*operands",
+                "    buffer, index, *rest = map(to_front, args, dims, sizes)\n"
+                "    out = primitive.bind(buffer, index[:1], *rest",
+            ),
+        ),
+        ("ops:vmap",),
+        files=("ops/test_batching.py",),
+    ),
+    "rows of a shared buffer come with the examples last": Mutant(
+        (
+            (
+                "_ops/read.py",
+                "**batched_params(params, dims[1], new_axes=0)), at",
+                "**batched_params(params, dims[1], new_axes=0)), -1",
+            ),
+        ),
+        ("ops:vmap",),
+        files=("ops/test_batching.py",),
+    ),
+    # Transposes.
+    "exchanges are undone first to last": Mutant(
+        (("_ops/swap.py", '{"reverse": not params["reverse"]}', '{"reverse": params["reverse"]}'),),
+        ("ops:grad",),
+        files=("ops/test_transforms.py",),
+    ),
+    "the first of several writes of a row gets the gradient": Mutant(
+        (("_ops/write.py", '{"reverse": not params["reverse"]}', '{"reverse": params["reverse"]}'),),
+        ("ops:grad",),
+        files=("ops/test_transforms.py",),
+    ),
+    "values that share a maximum get all of the gradient each": Mutant(
+        (("_ops/max.py", "/ ties.astype(dot.dtype)", "/ jnp.ones_like(ties).astype(dot.dtype)"),),
+        ("ops:grad",),
+        files=("ops/test_max.py",),
+    ),
+    # Bounds of indices.
+    "a remainder is never negative": Mutant(
+        (
+            (
+                "_lowering/bounds.py",
+                "(0, min(x[1], y[1] - 1)) if x[0] >= 0 and y[0] > 0 else None",
+                "(0, min(x[1], y[1] - 1)) if y[0] > 0 else None",
+            ),
+        ),
+        ("passes:forward",),
+        files=("lowering/test_bounds.py",),
+    ),
+    "a counter after the last step is what it was in that step": Mutant(
+        (("_lowering/bounds.py", "by * max(most - in_step, 0)", "by * max(most - 1, 0)"),),
+        ("passes:forward",),
+        files=("lowering/test_bounds.py",),
+    ),
+    "a number that wraps has the bounds of one that does not": Mutant(
+        (
+            (
+                "_lowering/bounds.py",
+                "return bounds if bounds is not None and info.min <= bounds[0] and bounds[1] <= info.max else None",
+                "return bounds",
+            ),
+        ),
+        files=("lowering/test_bounds.py",),
+    ),
 }
 
 
 def main(args: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of the names of mutants")
+    parser.add_argument("--file", action="append", default=[], help="run this file or folder of tests/, no programs")
+    parser.add_argument("--most", type=int, default=MOST, help=f"of random programs for a mutant; {MOST} if not given")
+    parser.add_argument("--save", action="store_true", help=f"write what was found into {PAGE.relative_to(ROOT)}")
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--unchanged", type=int, metavar="N", help="run N programs on the package as it is")
     parser.add_argument("--programs", nargs="*", default=EVERYTHING, help="as in MUTANTS, for --unchanged")
     parser.add_argument("--by", default="numpy", help="as in MUTANTS, for --unchanged")
     given = parser.parse_args(args)
     if given.unchanged is not None:
-        text = found(Mutant((), tuple(given.programs), given.by), given.seed, given.unchanged)
-        print(text)
-        return int(not text.startswith("none"))
-    survived = 0
+        found = by_programs(Mutant((), tuple(given.programs), given.by), given.seed, given.unchanged)
+        print(found)
+        return int(found["noticed"])
+    stored = read()
+    survived, alone = list[str](), list[str]()
     for name, mutant in MUTANTS.items():
-        if not given.names or any(part in name for part in given.names):
-            text = found(mutant, given.seed, MOST)
-            survived += text.startswith("none")
-            print(f"{name}: {text}", flush=True)
-    return int(survived > 0)
+        if given.names and not any(part in name for part in given.names):
+            continue
+        found = stored.setdefault(name, {"files": {}})
+        noticed = False
+        if mutant.programs and not given.file:
+            found["programs"] = by_programs(mutant, given.seed, given.most)
+            noticed = found["programs"]["noticed"]
+            print(f"{name}: {found['programs']}", flush=True)
+        for file in given.file or ([] if noticed else mutant.files):
+            found["files"][file] = test = by_tests(mutant, file)
+            noticed |= bool(test)
+            print(f"{name}: {file}: {test or 'notices nothing'}", flush=True)
+        survived += [] if noticed else [name]
+        alone += [name] if noticed and not found.get("programs", {}).get("noticed", False) else []
+        if given.save:
+            save(stored)
+    for what, names in (("noticed, but not by random programs", alone), ("survived", survived)):
+        print(f"{what}: {'; '.join(names) or 'none'}")
+    return int(bool(survived))
 
 
-def found(mutant: Mutant, seed: int, most: int) -> str:
-    """Return what the programs notice of a mutant."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name in ("jax_tensorarray", "tests"):
-            shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+# --- what is stored ----------------------------------------------------------------------------------------------
+
+
+def read() -> dict[str, Any]:
+    """Return for each mutant what has noticed it, as far as it was looked for."""
+    stored: dict[str, Any] = json.loads(RESULTS.read_text())["mutants"] if RESULTS.exists() else {}
+    return {name: stored[name] for name in MUTANTS if name in stored}
+
+
+def save(stored: Mapping[str, Any]) -> None:
+    import jax
+
+    made = {"jax": jax.__version__, "cores": os.cpu_count(), "date": str(datetime.date.today()), "cpu": None}
+    ordered = {name: stored[name] for name in MUTANTS if name in stored}
+    RESULTS.write_text(json.dumps({**made, "mutants": ordered}, indent=1) + "\n")
+    PAGE.write_text(written(PAGE.read_text(), ordered))
+
+
+def is_noticed(found: Mapping[str, Any]) -> bool:
+    """Return whether a random program or a test has noticed a mutant."""
+    return found.get("programs", {}).get("noticed", False) or any(found["files"].values())
+
+
+def written(page: str, stored: Mapping[str, Any]) -> str:
+    """Return the page with the table of what has noticed each mutant."""
+    before, _, rest = page.partition(BEGIN)
+    lines = ["| mutant | in | random programs | tests |", "|---|---|--:|---|"]
+    for name, found in stored.items():
+        programs = found.get("programs")
+        after = "" if programs is None else f"{'' if programs['noticed'] else 'none of '}{programs['number']}"
+        tests = [f"`{file}`" for file, test in found["files"].items() if test]
+        files = ", ".join(dict.fromkeys(f"`{file}`" for file, _, _ in MUTANTS[name].edits))
+        lines.append(f"| {name} | {files} | {after} | {', '.join(tests)} |")
+    table = "\n".join(lines)
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
+
+
+# --- a mutant, and what notices it -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def mutated(mutant: Mutant) -> Iterator[Path]:
+    """Give a folder with the package as the mutant has it, and with all that tests need beside it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for path in ROOT.iterdir():
+            if path.name in ("jax_tensorarray", "tests"):
+                shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+            elif path.is_file():
+                shutil.copy(path, folder)
+            elif not path.name.startswith(".") and path.name != "build":
+                (folder / path.name).symlink_to(path)
         for file, old, new in mutant.edits:
-            path = Path(folder) / "jax_tensorarray" / file
+            path = folder / "jax_tensorarray" / file
             text = path.read_text()
             if old not in text:
                 raise SystemExit(f"mutants: {file} has no {old!r} any more")
             path.write_text(text.replace(old, new))
-        call = f"import mutants; mutants.run({folder!r}, {mutant.programs!r}, {seed}, {most})"
+        yield folder
+
+
+def by_programs(mutant: Mutant, seed: int, most: int) -> dict[str, Any]:
+    """Return how many random programs ran until one has noticed the mutant, and whether one has."""
+    with mutated(mutant) as folder:
+        call = f"import mutants; mutants.run({str(folder)!r}, {mutant.programs!r}, {seed}, {most})"
         env = os.environ | {"PYTHONPATH": str(ROOT / "tools")} | ({"RANDOM_PROGRAMS": mutant.by} if mutant.by else {})
         done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, env=env)
     if done.returncode < 0:
-        return f"the process was ended by signal {-done.returncode}"
+        return {"number": None, "noticed": True, "how": f"the process was ended by signal {-done.returncode}"}
     if done.returncode:
         raise SystemExit(f"mutants: the programs could not be run: {done.stderr[-2000:]}")
-    return done.stdout.strip().splitlines()[-1]
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def by_tests(mutant: Mutant, file: str) -> str:
+    """Return the first test of a file or a folder that fails with a mutant, "" if none does."""
+    with mutated(mutant) as folder:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--no-header", "--tb=no"]
+        command += ["-p", "no:cacheprovider", f"tests/{file}"]
+        paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env)
+    if done.returncode == 0:
+        return ""
+    if done.returncode < 0:
+        return f"the process was ended by signal {-done.returncode}"
+    failed = re.search(r"^(?:FAILED|ERROR) \S*?::(\w+)", done.stdout, re.MULTILINE)
+    if failed is None:
+        raise SystemExit(f"mutants: {file} could not be run: {done.stdout[-2000:]} {done.stderr[-2000:]}")
+    return failed[1]
 
 
 # --- in a process of its own -------------------------------------------------------------------------------------
@@ -244,9 +650,8 @@ def run(folder: str, programs: Sequence[str], seed: int, most: int) -> None:
         jax.clear_caches()  # after each round: programs that are kept fill the memory
     if failures:
         print(failures[0], file=sys.stderr)
-    print(
-        f"found after {count} programs, by {failures[0].splitlines()[0]}" if failures else f"none in {count} programs"
-    )
+    how = failures[0].splitlines()[0] if failures else ""
+    print(json.dumps({"number": count, "noticed": bool(failures), "how": how}))
 
 
 def _checks(programs: Sequence[str]) -> Iterator[tuple[str, Callable[..., None]]]:

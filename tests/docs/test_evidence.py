@@ -1,6 +1,5 @@
 """Pages quote figures of the stored results, and the page of evidence says when and where each was measured."""
 
-import importlib.util
 import json
 import re
 
@@ -35,14 +34,6 @@ def test_the_table_of_patterns_is_that_of_the_stored_results():
     table = shapes.TABLE.read_text()
     assert shapes.written(table, made) == table, "run python -m benchmarks.shapes --save"
     assert made["shapes"].keys() <= SHAPES.keys()
-
-
-def test_every_mutant_is_recorded():
-    file = facts.ROOT / "tools/mutants.py"
-    specification = importlib.util.spec_from_file_location("mutants", file)
-    mutants = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(mutants)
-    assert evidence.read("checks.json")["mutants"]["number"] == len(mutants.MUTANTS), "record the new mutant's run"
 
 
 def test_a_page_without_the_mark_of_a_block_is_an_error():

@@ -1,4 +1,4 @@
-"""`tools/mutants.py` undoes repairs: it replaces texts of the package."""
+"""`tools/mutants.py` breaks the package: it replaces texts of it. Everything that is broken is noticed."""
 
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ if not (ROOT / "tools").exists():
 
 sys.path.insert(0, str(ROOT / "tools"))
 
+import mutants  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
 
 
@@ -19,3 +20,14 @@ def test_the_text_that_a_mutant_replaces_is_in_the_package(name):
     for file, old, new in MUTANTS[name].edits:
         assert old in (ROOT / "jax_tensorarray" / file).read_text()
         assert old != new
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_noticed(name):
+    assert mutants.is_noticed(mutants.read()[name]), f"run python tools/mutants.py --save '{name}'"
+    assert all((ROOT / "tests" / file).exists() for file in MUTANTS[name].files)
+
+
+def test_the_table_is_that_of_the_stored_results():
+    page = mutants.PAGE.read_text()
+    assert mutants.written(page, mutants.read()) == page, "run python tools/mutants.py --save"
