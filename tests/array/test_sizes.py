@@ -1,14 +1,18 @@
 """Arrays that grow, against Python lists: they have the list's rows, or raise where it is longer than its bound."""
 
+import functools
 import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from array_machines import Library
+from array_programs import Array, Body, Index, Lists, Loop, Op, Parity, Program, inputs, loss, made, run, weighted
 from arrays import RUNTIME_ERRORS
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from in_numpy import in_numpy
 from jax import lax
 
 import jax_tensorarray
@@ -25,164 +29,99 @@ def new(**options):
 
 # --- histories -------------------------------------------------------------------------------------------------
 #
-# A history is what is done before, in each step of, and after a loop of n steps. A row is c times a number.
+# What is done to one array before, in each step of, and after a loop that ends when the data say so.
 
-
-def apply(op, ta, i, c):
-    """One operation on an array, in a step i."""
-    kind, k = op
-    if kind == "append":
-        return ta.append(c * (i + k))
-    if kind == "at_size":
-        return ta.write(ta.size(), c * (i - k))
-    if kind == "gap":
-        return ta.write(ta.size() + k, c * k)
-    if kind == "index":
-        return ta.write(i + k, c * (2 * i + k))
-    if kind == "where":
-        return ta.append(c * i, where=(i + k) % 2 == 0)
-    if kind == "scatter":
-        at = [i + k, i] if isinstance(i, int) else jnp.stack([i + k, i])
-        return ta.scatter(at, c * jnp.array([1.0, 2.0]))
-    ta, row = ta.pop()
-    return ta.append(row + c) if kind == "replace" else ta
-
-
-def apply_to_list(op, rows, i):
-    """The same with a list of factors of c. IndexError where there is nothing to take."""
-
-    def write(index, x):
-        rows.extend([0.0] * (index + 1 - len(rows)))
-        rows[index] = x
-
-    kind, k = op
-    if kind == "append" or kind == "at_size":
-        rows.append(float(i + k if kind == "append" else i - k))
-    elif kind == "gap":
-        write(len(rows) + k, float(k))
-    elif kind == "index":
-        write(i + k, float(2 * i + k))
-    elif kind == "where":
-        rows.extend([float(i)] * ((i + k) % 2 == 0))
-    elif kind == "scatter":
-        write(i + k, 1.0)
-        write(i, 2.0)
-    else:
-        row = rows.pop()
-        rows.extend([row + 1.0] * (kind == "replace"))
-
-
-def list_of(history, n):
-    """The rows, and the largest number of them at any time; None for the rows if one was taken that was not there."""
-    rows, most = [], 0
-    before, step, after = history
-    steps = [(op, 0) for op in before] + [(op, i) for i in range(n) for op in step] + [(op, n) for op in after]
-    for op, i in steps:
-        try:
-            apply_to_list(op, rows, i)
-        except IndexError:
-            return None, most
-        most = max(most, len(rows))
-    return rows, most
-
-
-operations = st.tuples(
-    st.sampled_from(["append", "append", "at_size", "gap", "index", "where", "scatter", "pop", "replace"]),
-    st.integers(0, 2),
-)
-histories = st.tuples(
-    st.lists(operations.filter(lambda op: op[0] != "where"), max_size=3),
-    st.lists(operations, min_size=1, max_size=2),
-    st.lists(operations, max_size=1),
+past, at_step = (
+    made(lambda kind, n: Index(kind, n, 1, "raw", "int"), st.just(kind), st.integers(0, 2)) for kind in ("size", "step")
 )
 
 
-def grown(how, history, n, c, most):
-    """The array after a history, in a loop that ends when the data say so."""
-    before, step, after = history
-    ta = new(max_size=most) if how == "given" else new()
-    for op in before:
-        ta = apply(op, ta, 0, c)
-    if how == "known":  # n is a number of Python
-        for i in range(n):
-            for op in step:
-                ta = apply(op, ta, i, c)
-    else:
-
-        def body(i, ta):
-            for op in step:
-                ta = apply(op, ta, i, c)
-            return i + 1, ta
-
-        options = {} if how == "growing" else {"maximum_iterations": 6}
-        _, ta = tf.while_loop(lambda i, _: i < n, body, (0, ta), **options)
-    for op in after:
-        ta = apply(op, ta, n, c)
-    return ta
+def done(method, *at, where=None):
+    where = st.none() if where is None else where
+    return made(lambda at, row, where: Op(method, 0, at, row, where), st.tuples(*at), st.integers(0, 2), where)
 
 
-def results(ta, weights):
-    padded, there = ta.stack(pad=True), ta.mask()
-    return jnp.sum(padded * weights[: len(padded)] * there), (padded, there, ta.size())
+append, pop = done("append"), done("pop")
+OPS = weighted(
+    {append: 3, pop: 2, done("write", past): 2, done("write", at_step): 2, done("scatter", at_step, at_step): 1}
+)
+masked = done("append", where=made(Parity, st.just("step"), st.integers(0, 1)))
+#: The first two numbers are those of the steps of an example, of which there are two.
+HISTORIES = made(
+    lambda n, other, before, step, after: Program(
+        *("float64", (), False, ((n, *[0] * 4), (other, *[0] * 4))),
+        (Array(0, True, True, True, 0), *before, Loop("", 6, 0, False, (0,), Body(tuple(step), (None,))), *after),
+    ),
+    *[st.integers(0, 5)] * 2,
+    st.lists(OPS, max_size=3),
+    st.lists(weighted({OPS: 8, masked: 1}), min_size=1, max_size=2),
+    st.lists(OPS, max_size=1),
+)
 
 
-def check(found, factors, c, weights):
-    (total, (padded, there, size)), gradient = found
-    n = len(factors)
-    assert size == n
-    assert there.tolist() == [k < n for k in range(len(there))]
-    np.testing.assert_allclose(padded, [*np.multiply(c, factors), *[0.0] * (len(padded) - n)])
-    np.testing.assert_allclose(total, c * np.dot(factors, weights[:n]))
-    np.testing.assert_allclose(gradient, np.dot(factors, weights[:n]))
+class Grown(Library):
+    """Also says which bound the array has at last."""
+
+    def ends(self, scope):
+        self.bound = scope.arrays[-1].value._rows.spec.max_size
+        return super().ends(scope)
 
 
 @pytest.mark.parametrize("how", ["given", "found", "known", "growing"])
 @settings(max_examples=max(settings.default.max_examples // 5, 3))  # XLA compiles each
-@given(history=histories, n=st.integers(0, 5), other=st.integers(0, 5), most=st.integers(0, 12))
-def test_a_history_gives_the_rows_of_a_list_or_raises_where_it_is_too_long(how, history, n, other, most):
-    c, weights = 1.5, np.linspace(1, 2, MOST)
-    if how == "known":
-        history = (*history[:2], [op for op in history[2] if op[0] != "where"])
-        history = (history[0], [op for op in history[1] if op[0] != "where"], history[2])
+@given(program=HISTORIES, most=st.integers(0, 12))
+def test_a_history_gives_the_rows_of_a_list_or_raises_where_it_is_too_long(how, program, most):
+    loops = [
+        s._replace(how="python" if how == "known" else "tf.while_loop") if isinstance(s, Loop) else s
+        for s in program.statements
+    ]
+    program = program._replace(statements=tuple(loops))
+    args, numbers = inputs(program, 0), np.asarray(program.numbers, np.int32)
+    machine = Grown(program, most if how == "given" else None, MOST, has_bounds=how != "growing")
 
-    def loss(c, n):
-        return results(grown(how, history, n, c, most), jnp.asarray(weights))
+    def value(args, numbers):
+        results = run(machine, program, numbers, *args)
+        return loss(machine, results), results
+
+    bound = most if how == "given" else MOST
+    if how == "found":
+        try:
+            jax.eval_shape(value, args, numbers[0])
+        except (IndexError, ValueError):  # after the loop it grows no further than what the loop has found, if it has
+            assume(False)
+        bound = MOST if machine.bound is None else machine.bound
+
+    def by_list(k):
+        """What is wrong, and else the values and the gradient."""
+        lists = Lists(program, jnp, bound, MOST)
+
+        def f(args):
+            results = run(lists, program, program.numbers[k], *args)
+            return loss(lists, [*results]), results
+
+        found = in_numpy(jax.value_and_grad(f, has_aux=True))(args)
+        return lists.failures, found
 
     def compiled(f):
         return growing(f, initial_bound=8) if how == "growing" else jax.jit(f)
 
-    def is_wrong(n, bound):
-        factors, longest = list_of(history, n)
-        return factors is None or longest > bound
+    def judged(run, failures, wanted):
+        if any(failures):
+            with pytest.raises((*RUNTIME_ERRORS, IndexError)):
+                jax.block_until_ready(run())
+        else:
+            jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), run(), wanted)
 
-    known = how == "known"
-    derivative = jax.value_and_grad(loss, has_aux=True)
-    bound = most if how == "given" else MOST
-    if how == "found":
-        try:
-            bound = jax.eval_shape(lambda c: grown(how, history, jnp.int32(n), c, most), c)._rows.spec.max_size
-        except (IndexError, ValueError):  # after the loop it grows no further than what the loop has found, if it has
-            assume(False)
-        bound = MOST if bound is None else bound
-    run = compiled(lambda c: derivative(c, n)) if known else compiled(derivative)
-    args = (c,) if known else (c, n)
-    if is_wrong(n, bound):
-        with pytest.raises((*RUNTIME_ERRORS, IndexError)):
-            jax.block_until_ready(run(*args))
-        with pytest.raises((*RUNTIME_ERRORS, IndexError)):  # also if nobody looks at a row
-            compiled(lambda c: grown(how, history, n, c, most).size())(*args[:1])
-    else:
-        check(run(*args), list_of(history, n)[0], c, weights)
-    if known:
+    derivative = jax.value_and_grad(value, has_aux=True)
+    (failures, wanted), (of_other, other) = by_list(0), by_list(1)
+    if how == "known":
+        judged(lambda: compiled(lambda args: derivative(args, program.numbers[0]))(args), [failures], wanted)
         return
-    batched = compiled(jax.vmap(derivative, (None, 0)))
-    if is_wrong(n, bound) or is_wrong(other, bound):
-        with pytest.raises((*RUNTIME_ERRORS, IndexError)):
-            jax.block_until_ready(batched(c, jnp.array([n, other])))
-    else:
-        found = jax.tree.map(np.asarray, batched(c, jnp.array([n, other])))
-        for k, steps in enumerate((n, other)):
-            check(jax.tree.map(lambda x, k=k: x[k], found), list_of(history, steps)[0], c, weights)
+    judged(lambda: compiled(derivative)(args, numbers[0]), [failures], wanted)
+    if failures:  # also if nobody looks at a row
+        judged(lambda: compiled(lambda args, numbers: value(args, numbers)[1][-1])(args, numbers[0]), [failures], None)
+    both = None if failures or of_other else jax.tree.map(lambda *x: np.stack(x), wanted, other)
+    judged(lambda: compiled(jax.vmap(derivative, (None, 0)))(args, numbers), [failures, of_other], both)
 
 
 # --- where a bound comes from ----------------------------------------------------------------------------------
