@@ -298,7 +298,9 @@ class Eager(Lists):
 
 @settings(max_examples=5000 if NIGHT else 3 * settings.default.max_examples)
 @given(
-    programs(STATEMENTS, 20, 30, elems=((2,), ()), trees=2), st.sampled_from([None, LIMIT]), st.sampled_from([2, 256])
+    programs(STATEMENTS, 20, 30, elems=((2,), (2,), ()), trees=1),
+    st.sampled_from([None, LIMIT]),
+    st.sampled_from([2, 256]),
 )
 def test_every_version_of_an_array_is_a_list_of_its_own(program, max_size, log_limit):
     with pytest.MonkeyPatch.context() as patch:

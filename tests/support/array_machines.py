@@ -34,7 +34,7 @@ class OfTrees(NamedTuple):
     ta: Any
 
     def __getattr__(self, name: str) -> Any:
-        if name not in METHODS:
+        if name.startswith("_") or not callable(getattr(jt.TensorArray, name, None)):
             raise AttributeError(name)
 
         def method(*args: Any, **options: Any) -> Any:
@@ -42,23 +42,6 @@ class OfTrees(NamedTuple):
             return _unwrapped(getattr(self.ta, name)(*given, **options))
 
         return method
-
-
-METHODS = [
-    "write",
-    "read",
-    "append",
-    "pop",
-    "scatter",
-    "gather",
-    "unstack",
-    "split",
-    "stack",
-    "concat",
-    "mask",
-    "size",
-    "identity",
-]
 
 
 def _unwrapped(found: Any) -> Any:

@@ -173,7 +173,7 @@ def simple(kinds: Sequence[str], *, masked: bool = True, strays: bool = True, dt
         op("gather", at=many, **several): 2,
         op("scatter", at=many, **several): 2,
         op("unstack", cuts=st.tuples(st.integers(1, 5))): 1,
-        op("split", cuts=st.lists(st.integers(0, 9), max_size=3).map(tuple)): 2,
+        op("split", cuts=st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)): 3,
         op("stack"): 1,
         made(Op, st.sampled_from(["concat", "size"]), refs): 1,
         made(Op, st.sampled_from(AGAIN), refs): 1,
@@ -388,7 +388,7 @@ def method(m: Any, s: Op, entry: Entry, scope: Scope) -> None:
             value = block[: 5 if entry.size is None else entry.size]
             count, total = value.shape[0], value.shape[0] * elem[0]
             lengths = [elem[0]] * count
-            if entry.is_ragged and s.cuts:
+            if entry.is_ragged:
                 ends = sorted(c % (total + 1) for c in [*s.cuts, *s.cuts, *s.cuts][: count - 1])
                 lengths = np.diff([0, *ends, total]).tolist()
             scope.add(entry, ta.split(m.math.reshape(value, (total, *elem[1:])), lengths), count)
