@@ -18,7 +18,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from array_machines import Library
-from array_programs import LIMIT, Inapplicable, Lists, Parity, inputs, made, masks, modes, programs, refs, run, simple
+from array_programs import (
+    LIMIT,
+    Inapplicable,
+    Lists,
+    Parity,
+    any_array,
+    inputs,
+    made,
+    masks,
+    modes,
+    programs,
+    ragged,
+    refs,
+    run,
+    simple,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interrupts import interrupted
@@ -298,7 +313,7 @@ class Eager(Lists):
 
 @settings(max_examples=5000 if NIGHT else 3 * settings.default.max_examples)
 @given(
-    programs(STATEMENTS, 20, 30, elems=((2,), (2,), ()), trees=1),
+    programs(STATEMENTS, 20, 30, elems=((2,), (2,), ()), newest=weighted({any_array: 1, ragged: 1})),
     st.sampled_from([None, LIMIT]),
     st.sampled_from([2, 256]),
 )

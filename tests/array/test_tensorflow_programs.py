@@ -157,7 +157,7 @@ def assert_equal(found, wanted):
 
 def of_depth(depth):
     statements = compiled(depth, masked=False, strays=False)
-    return programs(statements, 6, 9, ("float64", "float64", "int32", "bool"), trees=0, keeps_sizes=True)
+    return programs(statements, 6, 9, ("float64", "float64", "int32", "bool"), trees=0, is_portable=True)
 
 
 PROGRAMS = weighted({of_depth(1): 2, of_depth(2): 1})

@@ -108,7 +108,8 @@ class Program(NamedTuple):
     is_tree: bool  # whether rows are pytrees, here
     numbers: tuple[tuple[int, ...], ...]  # of each example
     statements: tuple[Any, ...]
-    keeps_sizes: bool = False  # whether only as many rows as there are become an array of a fixed size
+    #: Whether it avoids what TensorFlow does otherwise: fewer rows than a fixed size, a row over one of another shape.
+    is_portable: bool = False
 
 
 # --- what is drawn ---------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ def made(f: Callable[..., Any], *parts: Any) -> st.SearchStrategy[Any]:
 
 
 refs = weighted({st.just(0): 3, st.integers(0, 9): 2})
-modes = st.sampled_from([None, None, "error", "drop", "drop"])
+modes = st.sampled_from([None, None, None, "error", "drop", "drop"])
 
 
 def _tests(kinds: Sequence[str]) -> st.SearchStrategy[Parity]:
@@ -145,10 +146,12 @@ def _arrays(size: Any, shape: Any, filled: Any) -> Any:
     return made(array, size, st.booleans(), shape, filled)
 
 
-#: Whether the first row says what shape all have, and whether their shape is given. The last ones may be ragged.
-_any_array = _arrays(
-    st.integers(0, 5), st.sampled_from([(1, 1), (1, 1), (0, 1), (1, 0), (0, 0), (0, 0)]), st.integers(0, 5)
-)
+def of_shapes(*shapes: tuple[int, int]) -> st.SearchStrategy[Array]:
+    """Arrays of which the first row says what shape all have, or not, and whose shape is given, or not."""
+    return _arrays(st.integers(0, 5), st.sampled_from(shapes), st.integers(0, 5))
+
+
+any_array, ragged = of_shapes((1, 1), (1, 1), (0, 1), (1, 0), (0, 0), (0, 0)), of_shapes((0, 0))
 
 
 #: Ways to the same array.
@@ -164,10 +167,10 @@ def simple(kinds: Sequence[str], *, masked: bool = True, strays: bool = True, dt
     several: dict[str, Any] = {}
     if masked:
         test = _tests([kind for kind in kinds if kind != "size"])
-        some = {"where": weighted({st.none(): 2, test: 1}), "mode": modes}
+        some = {"where": weighted({st.none(): 1, test: 1}), "mode": modes}
         several = {"where": st.one_of(some["where"], st.tuples(test, test, test)), "mode": modes}
     choices = {
-        _any_array: 1,
+        any_array: 1,
         op("write", at=one, **some): 5,
         op("read", at=one, **some): 4,
         op("gather", at=many, **several): 2,
@@ -179,7 +182,7 @@ def simple(kinds: Sequence[str], *, masked: bool = True, strays: bool = True, dt
         made(Op, st.sampled_from(AGAIN), refs): 1,
         made(Mix, st.sampled_from(["sin", "product", "difference"]), refs, refs): 2,
     }
-    return weighted(choices | ({op("append", **some): 3, op("pop", **some): 3} if masked else {}))
+    return weighted(choices | ({op("append", **some): 4, op("pop", **some): 3} if masked else {}))
 
 
 LOOPS = ("lax.fori_loop", "lax.scan", "fori_loop", "while_loop", "scan", "tf.while_loop")
@@ -193,7 +196,7 @@ def compiled(depth: int = 2, in_loop: bool = False, **options: Any) -> Any:
         return statement
 
     def bodies(looping: bool) -> st.SearchStrategy[Body]:
-        inner = st.lists(compiled(depth - 1, in_loop or looping, **options), min_size=1, max_size=4).map(tuple)
+        inner = st.lists(compiled(depth - 1, in_loop or looping, **options), min_size=2, max_size=5).map(tuple)
         return made(Body, inner, st.tuples(*[weighted({st.none(): 4, st.integers(0, 5): 1})] * 2))
 
     arrays = st.lists(refs, min_size=1, max_size=2).map(tuple)
@@ -212,6 +215,7 @@ def programs(
     dtypes: Sequence[str] = ("float64",),
     elems: Any = ((2,), (), (2, 3)),
     trees: int = 1,
+    newest: Any = any_array,
     **options: Any,
 ) -> Any:
     """Programs of these statements: an eighth, or as many as `trees` says, with rows that are pytrees."""
@@ -225,7 +229,7 @@ def programs(
         st.sampled_from(elems),
         st.integers(0, 7).map(lambda n: n >= 8 - trees),
         st.tuples(*[st.tuples(*[st.integers(0, LIMIT - 1)] * NUMBERS)] * BATCH),
-        st.tuples(_arrays(st.integers(1, 5), st.just((1, 1)), st.integers(1, 5)), _any_array),
+        st.tuples(_arrays(st.integers(1, 5), st.just((1, 1)), st.integers(1, 5)), newest),
         st.lists(statements, min_size=least, max_size=most),
     )
 
@@ -349,6 +353,8 @@ def step(m: Any, s: Any, scope: Scope) -> None:
 def method(m: Any, s: Op, entry: Entry, scope: Scope) -> None:
     ta, elem, block, options = entry.value, m.program.elem, scope.block(s.source), {}
     others = scope.others if entry.is_ragged else None
+    if m.program.is_portable and entry.is_ragged and s.method in ("write", "scatter"):
+        raise Inapplicable
     at = s.at[: block.shape[0]] if s.method == "scatter" else s.at
     indices = [position(m, p._replace(dtype=at[0].dtype), entry, scope) for p in at]
     if (mode := m.mode_of(s)) is not None:
@@ -403,7 +409,7 @@ def method(m: Any, s: Op, entry: Entry, scope: Scope) -> None:
 
 
 def may_hold(m: Any, entry: Entry, rows: Any) -> bool:
-    return not m.program.keeps_sizes or entry.size in (None, rows.shape[0])
+    return not m.program.is_portable or entry.size in (None, rows.shape[0])
 
 
 def cut(s: Op, entry: Entry, scope: Scope, elem: tuple[int, ...]) -> Any:
