@@ -292,6 +292,10 @@ MUTANTS = {
         ),
         files=("in_place/test_maps.py",),
     ),
+    "a version that is discarded is made in place": Mutant(
+        (("_in_place/repair.py", "if self._is_of_discarded(eqn):", "if False:"),),
+        files=("in_place/test_views.py",),
+    ),
     "rows of a view are written in the order in which they are read": Mutant(
         (("_in_place/access.py", "own = np.argsort(flat) if is_inverse else flat", "own = flat"),),
         files=("in_place/test_maps.py",),
