@@ -3,8 +3,6 @@
 // Every in-place handler aliases its first operand with its first result, so XLA copies the buffer beforehand
 // only where the old value is still needed. Operands past the named ones order this call after the readers of
 // the buffer; the kernel does not look at them.
-#include "registration.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -19,6 +17,7 @@
 #include "errors.h"
 #include "handlers.h"
 #include "parallel.h"
+#include "registration.h"
 
 namespace jax_tensorarray {
 namespace {

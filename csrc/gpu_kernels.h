@@ -402,8 +402,7 @@ struct ClearJob {
   void* buffer;
 };
 
-using Job =
-    std::variant<NoJob, ReadJob, WriteJob, SwapJob, CombineJob, ClearJob, ReadPartJob, WritePartJob, CheckJob>;
+using Job = std::variant<NoJob, ReadJob, WriteJob, SwapJob, CombineJob, ClearJob, ReadPartJob, WritePartJob, CheckJob>;
 
 // --- from bytes to units ---------------------------------------------------------------------------------------
 //
