@@ -17,17 +17,12 @@ def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
 
     There is no public way to say so. Without it checkify finds no error in our loops.
     """
-    private = private_names("checkify", "error_checks", "checkify_jaxpr")
-    if private is None:
-        return
-    rules, check = private
 
-    def rule(*args: Any, **params: Any) -> Any:
-        (*numbers, error, enabled), operands = _split(args)
+    def rule(check: Callable[..., Any], error: Any, enabled: Any, operands: Sequence[Array], params: Any) -> Any:
         jaxpr = jax.make_jaxpr(functools.partial(run, **params))(*map(jax.typeof, operands))
-        return check(*numbers, jaxpr, enabled, error, *operands)
+        return check(jaxpr, enabled, error, *operands)
 
-    rules[primitive] = rule
+    _add_rule(primitive, rule)
 
 
 def checked_inside(primitive: Primitive, name: str, run: Callable[..., Sequence[Array]]) -> None:
@@ -37,29 +32,15 @@ def checked_inside(primitive: Primitive, name: str, run: Callable[..., Sequence[
     first `given` operands and its first `found` results. There is no public way to say so. Without it checkify finds
     no error in functions with a derivative of their own.
     """
-    private = private_names("checkify", "error_checks", "checkify_jaxpr")
-    if private is None:
-        return
-    rules, check = private
 
-    def rule(*args: Any, **params: Any) -> Any:
-        (*numbers, error, enabled), operands = _split(args)
-        checked = functools.partial(check, *numbers, params[name], enabled)
+    def rule(check: Callable[..., Any], error: Any, enabled: Any, operands: Sequence[Array], params: Any) -> Any:
+        checked = functools.partial(check, params[name], enabled)
         jaxpr, (found, outs) = jax.make_jaxpr(checked, return_shape=True)(error, *operands)
         given = jax.tree.leaves(error)
         results = run(jaxpr, [*given, *operands], len(given), len(jax.tree.leaves(found)), **params)
         return jax.tree.unflatten(jax.tree.structure((found, outs)), results)
 
-    rules[primitive] = rule
-
-
-def _split(args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Split the arguments of a rule: the operands come after the error and the enabled checks.
-
-    Since jax 0.11 the numbers of errors come before these.
-    """
-    first = 1 + next(k for k, x in enumerate(args) if isinstance(x, frozenset))
-    return args[:first], args[first:]
+    _add_rule(primitive, rule)
 
 
 def checked_besides(
@@ -72,19 +53,33 @@ def checked_besides(
     `enabled` are the checks that the user asks for. The primitive itself is bound with what `params_then(enabled,
     operands, params)` returns. There is no public way to say so. Without it checkify finds no index out of range.
     """
+
+    def rule(check: Callable[..., Any], error: Any, enabled: Any, operands: Sequence[Array], params: Any) -> Any:
+        run = functools.partial(checks, enabled, **params)
+        jaxpr = jax.make_jaxpr(lambda *operands: run(*operands))(*map(jax.typeof, operands))
+        error, _ = check(jaxpr, enabled, error, *operands)
+        return error, primitive.bind(*operands, **params_then(enabled, operands, params))
+
+    _add_rule(primitive, rule)
+
+
+def _add_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
+    """Give `checkify` a rule of `check`, the error, the enabled checks, the operands and the parameters.
+
+    `check(jaxpr, enabled, error, *operands)` returns the error after a jaxpr, and its results.
+    """
     private = private_names("checkify", "error_checks", "checkify_jaxpr")
     if private is None:
         return
     rules, check = private
 
-    def rule(*args: Any, **params: Any) -> Any:
-        (*numbers, error, enabled), operands = _split(args)
-        run = functools.partial(checks, enabled, **params)
-        jaxpr = jax.make_jaxpr(lambda *operands: run(*operands))(*map(jax.typeof, operands))
-        error, _ = check(*numbers, jaxpr, enabled, error, *operands)
-        return error, primitive.bind(*operands, **params_then(enabled, operands, params))
+    def of_checkify(*args: Any, **params: Any) -> Any:
+        # The operands come after the error and the enabled checks. Since jax 0.11 the numbers of errors come before.
+        first = 1 + next(k for k, x in enumerate(args) if isinstance(x, frozenset))
+        *numbers, error, enabled = args[:first]
+        return rule(functools.partial(check, *numbers), error, enabled, args[first:], params)
 
-    rules[primitive] = rule
+    rules[primitive] = of_checkify
 
 
 def expanded_as(primitive: Primitive, rule: Callable[..., Any]) -> None:

@@ -225,8 +225,7 @@ class Repair:
         """Return whether an equation makes a version of a buffer that is discarded, or reads rows of it."""
         if registry.inlined(eqn) is not None:
             return False
-        is_read = eqn.primitive.name in kinds.READS or eqn.primitive.name == "slice"
-        return any(v in self.discarded for v in (eqn.invars[:1] if is_read else eqn.outvars))
+        return any(v in self.discarded for v in (eqn.invars[:1] if kinds.is_read(eqn) else eqn.outvars))
 
     def _repaired(self, eqn: Equation, operands: list[Value], added: dict[int, Value]) -> list[Value] | Left:
         name = eqn.primitive.name

@@ -101,7 +101,7 @@ def discarded(jaxpr: Jaxpr) -> frozenset[Any]:
     """Return the versions of a buffer that only rows are read of, although the buffer before may be used on.
 
     An example is a change that a step tries: `rows = b.at[i].set(x)[j]`, and the step returns `b`. XLA computes these
-    rows alone. In place, it would have to copy the buffer. What is computed from such a version is one, too.
+    rows alone. An update in place would copy the buffer first. Arrays computed from such a version are versions, too.
     """
     opened = _compat.opened(jaxpr)
     found, others = _discarded(opened, (True,) * len(opened.outvars), (False,) * len(opened.invars))

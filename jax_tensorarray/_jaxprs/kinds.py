@@ -1,4 +1,4 @@
-"""What the primitives of JAX do: one table, by name, since some are private, and some are only in some versions.
+"""The kinds of primitives of JAX: one table, by name, since some are private, and some are only in some versions.
 
 A row has the words that say what its primitives do, and these primitives. A primitive is in one row. The sets below say
 what each word means. A primitive that the table does not know has no words.
@@ -105,7 +105,7 @@ UNINITIALISED = _having("uninitialised")
 #: Each element is made from other ones.
 MAKES_ALL = _having("rearranging")
 
-#: What moves elements.
+#: Operations that move elements.
 MOVES = _having("moving")
 
 #: What computes with all of an array, besides sums and other reductions.
@@ -121,7 +121,7 @@ SCATTERS = _having("scatter")
 #: Reads and updates of refs.
 OF_REFS = _having("ref")
 
-#: What runs the one jaxpr in its parameters, with its own operands.
+#: Operations that run the one jaxpr in their parameters, with their own operands.
 CALLS = _having("call")
 
 # --- what it costs -------------------------------------------------------------------------------------------------
@@ -132,13 +132,13 @@ REPEATED = CHEAP | LOGIC | LAYOUT | _having("repeated")
 #: Functions that take many operations for each element.
 TRANSCENDENTAL = _having("transcendental")
 
-#: What takes long for the size of its results.
+#: Operations that take long for the size of their results.
 SLOW = _having("slow")
 
 #: What XLA makes again where it fuses it.
 FUSED = _having("fused")
 
-#: Of these, what XLA also makes again, as a whole, in a fusion with a slice of the result.
+#: The fused operations that XLA also computes again, as a whole, in a fusion with a slice of the result.
 ARITHMETIC = _having("arithmetic")
 
 #: Operations of XLA's own that it repeats in no fusion.
@@ -154,6 +154,11 @@ VECTORISED = _having("vectorised")
 #: Primitives of JAX, also those of a version that is newer than the table, but for those that run code of others.
 OF_JAX = frozenset(x.name for x in vars(jax_primitives).values() if isinstance(x, Primitive)).union(KINDS)
 OF_JAX -= _having("foreign")
+
+
+def is_read(eqn: Equation) -> bool:
+    """Return whether the result is a part of the first operand, at a known or a computed place."""
+    return eqn.primitive.name in READS or eqn.primitive.name == "slice"
 
 
 def is_update(eqn: Equation) -> bool:

@@ -450,9 +450,9 @@ def work(eqn: Equation) -> float:
 
 def _moved(eqn: Equation) -> Sequence[Any]:
     """Return the operands and results of which an equation reads or writes all elements: of a buffer it may be rows."""
-    if eqn.primitive is ta_read_p or eqn.primitive.name in (*kinds.READS, "slice"):
+    if eqn.primitive is ta_read_p or kinds.is_read(eqn):
         return eqn.outvars
-    if updates_rows(eqn.primitive) or eqn.primitive.name in kinds.UPDATES:
+    if updates_rows(eqn.primitive) or kinds.is_update(eqn):
         return eqn.invars[1:]
     return [*eqn.invars, *eqn.outvars]
 

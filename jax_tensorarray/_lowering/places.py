@@ -1,6 +1,6 @@
 """The line of the user's source that an op is on, for index errors: `... of size 4 (train.py:12)`.
 
-Of the path, errors have only the name of the file. The line is an attribute of the call, and JAX's persistent
+An error has only the name of the file, and not its path. The line is an attribute of the call, and JAX's persistent
 compilation cache finds programs by their attributes. Folders differ between machines, and for cells of notebooks
 between processes.
 """

@@ -29,7 +29,7 @@ def new(**options):
 
 # --- histories -------------------------------------------------------------------------------------------------
 #
-# What is done to one array before, in each step of, and after a loop that ends when the data say so.
+# Ops on one array before a loop that ends when the data say so, in each of its steps, and after it.
 
 past, at_step = (
     made(lambda kind, n: Index(kind, n, 1, "raw", "int"), st.just(kind), st.integers(0, 2)) for kind in ("size", "step")

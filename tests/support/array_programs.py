@@ -420,15 +420,7 @@ def cut(s: Op, entry: Entry, scope: Scope, elem: tuple[int, ...]) -> Any:
 
 def position(m: Any, p: Index, entry: Entry, scope: Scope) -> Any:
     size = entry.value.size()
-    match p.kind:
-        case "known":
-            n = p.n
-        case "number":
-            n = scope.numbers[p.n % NUMBERS]
-        case "step":
-            n = p.n if scope.i is None else scope.i * p.a + p.n
-        case "size":
-            n = size + p.n
+    n = size + p.n if p.kind == "size" else number(p.kind, p.n, p.a, scope)
     if p.guard != "raw":
         n = n % m.at_least_one(size if p.guard == "size" else LIMIT if entry.size is None else entry.size)
     if entry.is_ragged and m.is_compiled and (p.kind == "number" or scope.i is not None):
@@ -437,14 +429,16 @@ def position(m: Any, p: Index, entry: Entry, scope: Scope) -> Any:
 
 
 def holds(m: Any, test: Parity, scope: Scope) -> Any:
-    match test.kind:
-        case "known":
-            n = test.n
+    return number(test.kind, test.n, 1, scope) % 2 == 0
+
+
+def number(kind: str, n: int, a: int, scope: Scope) -> Any:
+    match kind:
         case "number":
-            n = scope.numbers[test.n % NUMBERS]
-        case "step":
-            n = test.n if scope.i is None else test.n + scope.i
-    return n % 2 == 0
+            return scope.numbers[n % NUMBERS]
+        case "step" if scope.i is not None:
+            return scope.i * a + n
+    return n
 
 
 def mix(m: Any, how: str, a: Any, b: Any) -> Any:
