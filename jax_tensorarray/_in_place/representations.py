@@ -5,7 +5,6 @@ there is an `Evaluator` with rules for the equations that can use it. Any other 
 costs what the representation is meant to save, the evaluator notes it, and the loop stays as it is.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 
-from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._types import Equation
 
@@ -102,50 +100,13 @@ class Evaluator:
 
     def enter(self, eqn: Equation, operands: list[Held]) -> list[Held] | None:
         """Run branches or a checkpoint whose operands and results may be held."""
-        entry = registry.entry_of(eqn)
-        bodies = entry.bodies(eqn.params)
-        if not bodies:
-            return None
-        first = bodies[0].first
-        given: list[Any] = [x if isinstance(x, self.enters) else self.written([x])[0] for x in operands]
-        flat, tree = jax.tree.flatten(given[first:])
-        # The first array of a held value is an operand at the place of the value. Its other arrays follow all operands.
-        is_first = [k == 0 for x in given[first:] for k in range(len(jax.tree.leaves(x)))]
-        own, rest = jaxprs.partition(flat, is_first)
-        distinct = {id(x): x for x in rest}  # values may share one
-        more = list(distinct.values())
-        types = list(map(jax.typeof, [*own, *more]))
+        given = [x if isinstance(x, self.enters) else self.written([x])[0] for x in operands]
+        results = registry.entry_of(eqn).rebuild(eqn, given, _Entered(self))
+        return None if results is None else list(map(self.value, results))
 
-        def inputs_of(args: Sequence[Array]) -> list[Held]:
-            of_own, inside = iter(args[: len(own)]), dict(zip(distinct, args[len(own) :], strict=True))
-            places = zip(is_first, flat, strict=True)
-            inputs = jax.tree.unflatten(tree, [next(of_own) if flag else inside[id(x)] for flag, x in places])
-            return [x if isinstance(x, self.enters) else self.known(x) for x in inputs]
-
-        def run(jaxpr: Jaxpr, *args: Array) -> list[Held]:
-            return self.evaluate(_compat.closed(jaxpr), inputs_of(args))
-
-        traced = [_Traced(self, functools.partial(run, body.jaxpr), types) for body in bodies]
-        kinds = [self.common(outs) for outs in zip(*(of.outs for of in traced), strict=True)]
-        passed: list[list[int | None]] = []  # for each array of a result, the operand that every branch returns for it
-
-        def look(*args: Array) -> list[Array]:
-            inputs = inputs_of(args)
-            for outs, kind in zip(zip(*(of.run(args) for of in traced), strict=True), kinds, strict=True):
-                held = [] if kind is None else [jax.tree.leaves(self.like(x, kind, inputs)) for x in outs]
-                passed.append([_place(of, args) for of in zip(*held, strict=True)] if held else [None])
-            return []
-
-        jax.make_jaxpr(look)(*types)
-        of_bodies = {id(_compat.opened(body.jaxpr)): of for body, of in zip(bodies, traced, strict=True)}
-        results = entry.rebuild(eqn, [*given[:first], *own], _Entered(self, of_bodies, inputs_of, kinds, passed, more))
-        if results is None:
-            return None
-        made, outs = iter(results), list[Held]()
-        for kind, of_kind in zip(kinds, passed, strict=True):
-            arrays = [next(made) if k is None else [*own, *more][k] for k in of_kind]
-            outs.append(self.known(*arrays) if kind is None else jax.tree.unflatten(jax.tree.structure(kind), arrays))
-        return outs
+    def value(self, x: Any) -> Held:
+        """Return the value of an array, or one that is held already."""
+        return x if isinstance(x, self.enters) else self.known(x)
 
     def loop(self, eqn: Equation, operands: list[Held]) -> list[Held] | None:
         """Run a loop of JAX whose consts and `xs` may be held. Its carries are arrays."""
@@ -163,54 +124,33 @@ class Evaluator:
         return None if after is None else list(map(self.known, after))
 
 
-def _place(arrays: Sequence[Array], args: Sequence[Array]) -> int | None:
-    """Return the number of the argument that each of these arrays is, None if there is none."""
-    return next((k for k, x in enumerate(args) if all(y is x for y in arrays)), None)
-
-
-class _Traced:
-    """A body that is traced once with held values: a second trace would double the time with each branch inside."""
-
-    def __init__(self, evaluator: Evaluator, f: Callable[..., list[Held]], types: Sequence[Any]) -> None:
-        self.evaluator = evaluator
-
-        def flat(*args: Array) -> list[Array]:
-            self.outs = f(*args)
-            held = [x if isinstance(x, evaluator.enters) else evaluator.array(x) for x in self.outs]
-            leaves, self.tree = jax.tree.flatten(held)
-            return leaves
-
-        self.jaxpr, self.eqn = jax.make_jaxpr(flat)(*types), evaluator.eqn
-
-    def run(self, args: Sequence[Array]) -> list[Held]:
-        """Return the results, as arrays unless they are held in the form that branches return."""
-        self.evaluator.eqn = self.eqn
-        outs = jax.tree.unflatten(self.tree, jaxprs.function(self.jaxpr)(*args))
-        return [x if isinstance(x, self.evaluator.enters) else self.evaluator.known(x) for x in outs]
-
-
 class _Entered(registry.Change):
-    """Rebuilds branches or a checkpoint with held values as their arrays."""
+    """Evaluates branches or a checkpoint. Their values are held in a form that all branches can return, or arrays."""
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        bodies: Mapping[int, _Traced],
-        inputs_of: Callable[[Sequence[Array]], list[Held]],
-        kinds: Sequence[Held | None],
-        passed: Sequence[list[int | None]],
-        after: Sequence[Array],
-    ) -> None:
-        self.evaluator, self.bodies, self.inputs_of = evaluator, bodies, inputs_of
-        self.kinds, self.passed, self.after = kinds, passed, after
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator, self.last = evaluator, list[Equation | None]()
 
-    def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
-        outs = []
-        found, inputs = self.bodies[id(_compat.opened(jaxpr))].run(args), self.inputs_of(args)
-        for x, kind, passed in zip(found, self.kinds, self.passed, strict=True):
-            held = self.evaluator.array(x) if kind is None else self.evaluator.like(x, kind, inputs)
-            outs += [y for y, k in zip(jax.tree.leaves(held), passed, strict=True) if k is None]
-        return outs
+    def body(self, jaxpr: Jaxpr, *args: Any) -> list[Any]:
+        own = self.evaluator
+        outs = own.evaluate(jaxpr, list(map(own.value, args)))
+        self.last.append(own.eqn)
+        return [x if isinstance(x, own.enters) else own.array(x) for x in outs]
+
+    def join(self, results: Sequence[list[Any]]) -> Callable[[int, list[Any], list[Any]], list[Any]]:
+        kinds = [self.evaluator.common(outs) for outs in zip(*results, strict=True)]
+
+        def alike(branch: int, outs: list[Any], operands: list[Any]) -> list[Any]:
+            own = self.evaluator
+            own.eqn = self.last[branch]
+
+            def result(x: Held, kind: Held | None) -> Any:
+                if kind is None:
+                    return own.array(x)
+                return jax.tree.unflatten(jax.tree.structure(kind), jax.tree.leaves(own.like(x, kind, operands)))
+
+            return list(map(result, map(own.value, outs), kinds))
+
+        return alike
 
 
 class _Looped(registry.Change):

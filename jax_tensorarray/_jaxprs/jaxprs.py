@@ -37,6 +37,23 @@ def function(jaxpr: Jaxpr) -> Callable[..., list[Array]]:
     return f
 
 
+class Traced:
+    """A function of arrays that is traced once. Its results are any pytree."""
+
+    def __init__(self, f: Callable[..., Any], types: Sequence[Any]) -> None:
+        self.jaxpr, self.outs = jax.make_jaxpr(f, return_shape=True)(*types)
+
+    def __call__(self, *args: Array) -> Any:
+        return jax.tree.unflatten(jax.tree.structure(self.outs), function(self.jaxpr)(*args))
+
+    @property
+    def passed(self) -> list[int | None]:
+        """The number of the argument that each result is, None for one that is made."""
+        inner = _compat.opened(self.jaxpr)
+        numbers = {v: k for k, v in enumerate(inner.invars)}
+        return [None if isinstance(v, jex.Literal) else numbers.get(v) for v in inner.outvars]
+
+
 def bind(eqn: Equation, operands: Sequence[Array]) -> list[Array]:
     """Bind one equation of a jaxpr, and return the list of its results."""
     with eqn.ctx.manager, with_types_of(eqn):

@@ -60,16 +60,27 @@ class Body(NamedTuple):
 
 
 class Change:
-    """A change of the jaxprs in an equation. They may take operands `before` and `after` their own."""
+    """A change of the jaxprs in an equation. They may take operands `before` and `after` their own.
+
+    Operands and results of branches and of a checkpoint may be any pytrees of arrays.
+    """
 
     before: Sequence[Array] = ()
     after: Sequence[Array] = ()
     #: Whether `jvp` and `backward` may be without the tangents or cotangents of some results, and return those of some.
     takes_some = True
 
-    def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
+    def body(self, jaxpr: Jaxpr, *args: Any) -> list[Any]:
         """Return the results of the changed jaxpr, perhaps followed by further ones."""
         raise NotImplementedError
+
+    def join(self, results: Sequence[list[Any]]) -> Callable[[int, list[Any], list[Any]], list[Any]] | None:
+        """Return how to give the results of all branches one structure: a join of the values, in a lattice.
+
+        `results` are those of each branch, with types instead of arrays. The function takes the number of a branch, its
+        results and its operands. None stands for the identity.
+        """
+        return None
 
     def policy(self, policy: Any) -> Any:
         """Return the policy of a checkpoint of changed jaxprs."""
@@ -114,7 +125,7 @@ class Entry(NamedTuple):
     kind: str
     bodies: Callable[[Params], list[Body]]  #: from the parameters
     #: Runs an equation with changed jaxprs. It returns None if these cannot be changed.
-    rebuild: Callable[[Any, Sequence[Array], Change], list[Array] | None] = lambda eqn, operands, change: None
+    rebuild: Callable[[Any, Sequence[Any], Change], list[Any] | None] = lambda eqn, operands, change: None
     #: Maps the parameters, other jaxprs, and how many results these have more, to the new parameters.
     with_bodies: Callable[[Params, Sequence[Any], int], Params] | None = None
 
@@ -216,40 +227,75 @@ def reached_in(body: Body, flags: list[bool]) -> list[bool]:
 # --- equations around changed jaxprs ---------------------------------------------------------------------------
 
 
-def _checkpoint(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array] | None:
+def _checkpoint(eqn: Equation, operands: Sequence[Any], change: Change) -> list[Any] | None:
     found = _compat.checkpoint_of(eqn.params)
     if found is None:
         return None
     inner, policy, prevent_cse = found
-    operands, policy = change.operands(operands), change.policy(policy)
-    jaxpr, consts = _compat.lifted(change.traced(inner, operands))
+    entered, policy = _Entered([inner], change.operands(operands), change), change.policy(policy)
+    jaxpr, consts = _compat.lifted(entered.jaxprs[0])
     if not isinstance(prevent_cse, bool):
-        prevent_cse = (*[False] * len(consts), *[True] * len(change.before), *prevent_cse, *[True] * len(change.after))
+        of_operands = [*[True] * len(change.before), *prevent_cse, *[True] * len(change.after)]
+        prevent_cse = (*[False] * len(consts), *entered.of_arrays(of_operands))
     if "_prim" in eqn.params:
         f = jax.checkpoint(jaxprs.function(jaxpr), policy=policy, prevent_cse=prevent_cse)
-        return list(f(*consts, *operands))
+        return entered.values(f(*consts, *entered.arrays))
     new = jaxpr if hasattr(inner, "consts") else _compat.opened(jaxpr)
     params = eqn.params | {"jaxpr": new, "policy": policy, "prevent_cse": prevent_cse}
-    return list(eqn.primitive.bind(*consts, *operands, **params))
+    return entered.values(eqn.primitive.bind(*consts, *entered.arrays, **params))
 
 
-def _cond(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array]:
+def _cond(eqn: Equation, operands: Sequence[Any], change: Change) -> list[Any]:
     index, *rest = operands
-    rest = change.operands(rest)
-    return bind_branches(
-        eqn, index, rest, [functools.partial(change.body, _compat.closed(b)) for b in eqn.params["branches"]]
-    )
+    entered = _Entered(eqn.params["branches"], change.operands(rest), change)
+    branches, arrays = entered.jaxprs, entered.arrays
+    if any(branch.consts for branch in branches) or any(b.out_avals != branches[0].out_avals for b in branches):
+        return entered.values(lax.switch(index, [*map(jaxprs.function, branches)], *arrays))
+    return entered.values(eqn.primitive.bind(index, *arrays, **eqn.params | {"branches": tuple(branches)}))
 
 
-def bind_branches(
-    eqn: Equation, index: Array, operands: Sequence[Array], branches: Sequence[Callable[..., list[Array]]]
-) -> list[Array]:
-    """Run an equation of branches with other branches."""
-    types = list(map(jax.typeof, operands))
-    traced = [jax.make_jaxpr(branch)(*types) for branch in branches]
-    if any(branch.consts for branch in traced) or any(b.out_avals != traced[0].out_avals for b in traced):
-        return list(lax.switch(index, [*map(jaxprs.function, traced)], *operands))
-    return list(eqn.primitive.bind(index, *operands, **eqn.params | {"branches": tuple(traced)}))
+class _Entered:
+    """Branches or a checkpoint, changed: their jaxprs, which take and return arrays.
+
+    An array that several operands share is passed once. A result that each branch passes on is not returned.
+    """
+
+    def __init__(self, bodies: Sequence[Jaxpr], operands: Sequence[Any], change: Change) -> None:
+        leaves, self.tree = jax.tree.flatten(list(operands))
+        self.arrays: list[Array] = list({id(x): x for x in leaves}.values())
+        numbers = {id(x): k for k, x in enumerate(self.arrays)}
+        self.places = [numbers[id(x)] for x in leaves]
+        self.owners = [k for k, x in enumerate(operands) for _ in jax.tree.leaves(x)]
+        types = list(map(jax.typeof, self.arrays))
+        traced = [
+            jaxprs.Traced(lambda *args, own=body: change.body(_compat.closed(own), *self.operands(args)), types)
+            for body in bodies
+        ]
+        if (alike := change.join([of.outs for of in traced])) is not None:
+            traced = [
+                jaxprs.Traced(lambda *args, b=b, of=of: alike(b, of(*args), self.operands(args)), types)
+                for b, of in enumerate(traced)
+            ]
+        self.outs = jax.tree.structure(traced[0].outs)
+        same = [set(of) for of in zip(*(of.passed for of in traced), strict=True)]
+        self.passed = [x.pop() if len(x) == 1 else None for x in same]
+        own = [x is None for x in self.passed]
+        self.jaxprs = [
+            of.jaxpr if all(own) else jaxprs.part_of(of.jaxpr, tuple(own), (True,) * len(types))[0] for of in traced
+        ]
+
+    def operands(self, arrays: Sequence[Array]) -> list[Any]:
+        return list(jax.tree.unflatten(self.tree, [arrays[k] for k in self.places]))
+
+    def of_arrays(self, flags: Sequence[bool]) -> list[bool]:
+        """Return which arrays belong to a flagged operand."""
+        found = {place for place, owner in zip(self.places, self.owners, strict=True) if flags[owner]}
+        return [k in found for k in range(len(self.arrays))]
+
+    def values(self, results: Sequence[Array]) -> list[Any]:
+        """Return the results of the equation, from those of its jaxprs."""
+        rest = iter(results)
+        return list(jax.tree.unflatten(self.outs, [next(rest) if k is None else self.arrays[k] for k in self.passed]))
 
 
 def _custom_jvp(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array]:

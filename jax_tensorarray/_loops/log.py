@@ -167,19 +167,11 @@ class Log:
         return list(zip(outs[:n], [_outside(v, held, numbers) for v in change.found], strict=True))
 
     def branches(self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value]:
-        index, *rest = operands
-        held, bodies = held[1:], [_compat.closed(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
-        traced = [_Traced(body, list(map(jax.typeof, rest)), _inside(held)) for body in bodies]
-        slots, n = _Slots(), len(eqn.outvars)
-        for b, of_branch in enumerate(traced):
-            slots.add(b, of_branch.entries, of_branch.versions)
-
-        def branch(b: int, *operands: Array) -> list[Array]:
-            outs, rows = traced[b].run(operands)
-            return [*outs, *(x for slot in slots.all for x in slot.rows_of(b, rows))]
-
-        arrays = registry.bind_branches(eqn, index, rest, [functools.partial(branch, b) for b in range(len(bodies))])
-        versions = [slots.version(o, [of_branch.versions[o] for of_branch in traced]) for o in range(n)]
+        held, n, change = held[1:], len(eqn.outvars), _Branches(held[1:])
+        arrays = registry.entry_of(eqn).rebuild(eqn, operands, change)
+        assert arrays is not None
+        slots = change.slots
+        versions = [slots.version(o, of_branches) for o, of_branches in enumerate(zip(*change.versions, strict=True))]
         rows, numbers = iter(arrays[n:]), []
         for slot in slots.all:
             version, mine = held[slot.root], [next(rows) for _ in range(slot.num_rows)]
@@ -322,18 +314,13 @@ class _Traced:
         log = Log()
         self.entries, self.versions = log.entries, list[BufferVersion | None]()
 
-        def f(*args: Array) -> list[Array]:
+        def f(*args: Array) -> tuple[list[Array], list[list[Array]]]:
             outs = log.evaluate(jaxpr, list(zip(args, held, strict=True)))
             self.versions += [v for _, v in outs]
-            return [*(x for x, _ in outs), *(x for entry in log.entries for x in entry.rows)]
+            return [x for x, _ in outs], [entry.rows for entry in log.entries]
 
-        self.jaxpr = jax.make_jaxpr(f)(*types)
-
-    def run(self, args: Sequence[Array]) -> tuple[list[Array], list[list[Array]]]:
-        """Return the outputs of the jaxpr, and the rows of each entry of its log."""
-        outs, n = jaxprs.function(self.jaxpr)(*args), len(self.versions)
-        rows = iter(outs[n:])
-        return outs[:n], [[next(rows) for _ in entry.rows] for entry in self.entries]
+        #: Returns the outputs of the jaxpr, and the rows of each entry of its log.
+        self.run = jaxprs.Traced(f, types)
 
 
 def followed(jaxpr: Jaxpr, held: Sequence[BufferVersion | None]) -> list[BufferVersion | None]:
@@ -365,7 +352,7 @@ class _Followed(registry.Change):
         self.num_rows = len(self.types)
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
-        outs, rows = self.of_step.run(args)
+        outs, rows = self.of_step.run(*args)
         return [*outs, *(x for since in self.of_carry.values() for n in since for x in rows[n])]
 
     def put_back(self, k: int, buffer: Array, rows: Sequence[Array], active: Any) -> Array:
@@ -419,6 +406,29 @@ class _Straight(registry.Change):
 
         _, of_rows, log = jax.jvp(rows, flagged(primals, nonzero), dots, has_aux=True)
         return [*outs, *log], [*found, *of_rows]
+
+
+class _Branches(registry.Change):
+    """Branches that return their log after their results: a slot has rows of those that have such an entry."""
+
+    def __init__(self, held: Sequence[BufferVersion | None]) -> None:
+        self.held, self.slots = _inside(held), _Slots()
+        self.versions: list[list[BufferVersion | None]] = []  #: of the results of each branch
+
+    def body(self, jaxpr: Jaxpr, *args: Array) -> list[Any]:
+        log = Log()
+        found = log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
+        versions = [v for _, v in found]
+        self.slots.add(len(self.versions), log.entries, versions)
+        self.versions.append(versions)
+        return [*(x for x, _ in found), [entry.rows for entry in log.entries]]
+
+    def join(self, results: Sequence[list[Any]]) -> Callable[[int, list[Any], list[Any]], list[Any]]:
+        def joined(branch: int, outs: list[Any], operands: list[Any]) -> list[Any]:
+            *own, rows = outs
+            return [*own, *(x for slot in self.slots.all for x in slot.rows_of(branch, rows))]
+
+        return joined
 
 
 class _Slot:
