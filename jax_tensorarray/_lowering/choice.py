@@ -150,6 +150,10 @@ class Chooser:
             shared=shared,
             by_windows=by_windows,
             at_once=at_once,
+            if_any=is_write
+            and masked
+            and not drops
+            and self._may_ask(scope, buffer, rest[0], sizes, (*shape, *window)),
             barriers_hold=self.barriers_hold,
         )
         if is_tape:
@@ -168,6 +172,16 @@ class Chooser:
             return Rewrite(how._replace(ordered=is_ordered), passes_on=updated)
         is_ordered = not (unordered or _is_alone(self.needs, scope, eqn, reads_too=does_both))
         return Rewrite(how._replace(ordered=is_ordered), passes_on=True)
+
+    def _may_ask(self, scope: Scope, buffer: Atom, value: Atom, sizes: Sequence[int], box: Sequence[int]) -> bool:
+        """Return whether it takes less time to ask whether a mask is true anywhere than to replace all of a buffer.
+
+        A GPU would wait for the host. Rows that a step computes take as long as the buffer.
+        """
+        source = repeated_by(scope, value)[0]
+        is_there = scope.maker(source) is None or 4 * num_bytes(source) <= num_bytes(buffer)
+        is_all = tuple(box) == tuple(sizes) and num_bytes(buffer) >= _gates.REPLACED_BYTES
+        return self.platform == "cpu" and scope.is_in_loop and is_all and is_there
 
     def _is_made_again(self, scope: Scope, buffer: Atom) -> bool:
         """Return whether XLA may make this version of a buffer again, in a fusion that reads a row of it.
@@ -216,6 +230,15 @@ class Chooser:
         """
         checked = eqn.params.get("checked")
         return checked != "in range" and (checked != "recorded" or self.platform != "cpu")
+
+
+def repeated_by(scope: Scope, value: Atom) -> tuple[Atom, tuple[int, ...]]:
+    """Return the value that another one repeats, or itself, and the axes that its axes become."""
+    axes = tuple(range(value.aval.ndim))
+    while (maker := scope.maker(value, "broadcast_in_dim")) is not None and len(maker.invars) == 1:
+        axes = tuple(axes[d] for d in maker.params["broadcast_dimensions"])
+        value = maker.invars[0]
+    return value, axes
 
 
 #: What may be rewritten besides row ops.

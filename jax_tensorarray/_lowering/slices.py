@@ -27,7 +27,7 @@ from jax_tensorarray import _gates
 from jax_tensorarray._jaxprs import kinds
 from jax_tensorarray._lowering import slicing
 from jax_tensorarray._lowering.agreement import Rewrites, agreed
-from jax_tensorarray._lowering.choice import Chooser, Rewrite
+from jax_tensorarray._lowering.choice import Chooser, Rewrite, repeated_by
 from jax_tensorarray._lowering.equations import Atom, Block, has_type_of, hashable, is_of_numbers, is_static
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import mask_of, operands_of, readers_of, waits_of
@@ -327,12 +327,20 @@ class _Rows:
         is_made_again = self.barriers_hold and how.does_both and buffer in self.made_again
         how = how._replace(is_made_again=is_made_again and (how.ordered or not how.at_once), tokens=bool(token))
         zero = [self.zero] if how.by_branch else []
+        if how.if_any:
+            return self._replace(buffer, value, *mask, *token, eqn=eqn)
         index = [self.block.read(index)] if index in made else self._starts(index, len(how.sizes), eqn)
         rest = [self.block.read(x) for x in (value, *mask)]
         found = self.block.call(slicing.update, [*zero, buffer, *index, *rest, *token], eqn, how=how)
         if not how.at_once:
             self.made_again.add(found[0])
         return found
+
+    def _replace(self, buffer: Atom, value: Atom, mask: Atom, *token: Atom, eqn: Equation) -> list[Atom]:
+        """Replace all rows where a mask is true. Repeated rows are made within the branch."""
+        source, dims = repeated_by(self.scope, value)
+        operands = [buffer, self.block.read(source), self.block.read(mask), *token]
+        return self.block.call(slicing.replace_if_any, operands, eqn, dims=dims)
 
     def _fence(self, eqn: Equation) -> Atom:
         (buffer,), token = self._after(eqn)

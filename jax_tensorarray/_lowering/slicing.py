@@ -53,6 +53,7 @@ class How(NamedTuple):
     shared: int = 0  #: how many batch axes have one index for all examples
     by_windows: bool = False  #: its rows are one or several windows, moved as a whole
     at_once: bool = False  #: all rows are moved by one gather or one scatter
+    if_any: bool = False  #: a branch is taken only if the mask is true for some example
 
     # Where it stands.
     barriers_hold: bool = True
@@ -190,6 +191,22 @@ def update(*operands: Array, how: How) -> list[Array]:
     if not how.takes:
         return [buffer]
     return [buffer, _joined([taken[access.place] for access in accesses], how.rows, how.shared)]
+
+
+def replace_if_any(buffer: Array, value: Array, mask: Array, *token: Array, dims: Sequence[int]) -> list[Array]:
+    """Return a buffer with all rows of `value`, which is repeated along all but the axes `dims`, where a mask is true.
+
+    XLA selects in place, but touches all rows. So nothing is done if the mask is true for no example.
+    """
+
+    def replaced() -> Array:
+        new = lax.broadcast_in_dim(value, buffer.shape, dims)
+        return lax.select(lax.broadcast_in_dim(mask, buffer.shape, range(mask.ndim)), new, buffer)
+
+    is_any = lax.reduce_or(mask, range(mask.ndim))
+    for zero in token:  # reads of the buffer come first
+        is_any |= lax.ne(zero, like(zero, 0))
+    return [lax.cond(is_any, replaced, lambda: buffer)]
 
 
 def _update_at_once(how: How, given: _Operands) -> list[Array]:

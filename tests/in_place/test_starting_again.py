@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from in_numpy import in_numpy
-from in_place import compiled
+from in_place import assert_linear_time, compiled
 from jax import lax
 
 from jax_tensorarray import in_place
@@ -125,7 +125,7 @@ def emptied(start, noise, *, is_register):
         done = x[0] > 1.2
         return (x, jnp.where(done, jnp.zeros_like(rows), rows)), (x, done)
 
-    (_, rows), (xs, dones) = lax.scan(step, (jnp.zeros(SIZE), start), (jnp.arange(len(noise)), noise))
+    (_, rows), (xs, dones) = lax.scan(step, (jnp.zeros(SIZE, start.dtype), start), (jnp.arange(len(noise)), noise))
     return jnp.sum(jnp.sin(xs)) + jnp.sum(jnp.cos(rows)), dones
 
 
@@ -164,3 +164,20 @@ def test_a_buffer_that_is_emptied(is_register):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), got(*args), want[name])
         assert not hlo_text.copies_in_loops(got.as_text(), args[0].nbytes)
         assert not jaxprs.any_equation(jax.make_jaxpr(ours)(*args), functools.partial(selects, args[0]))
+
+
+@pytest.mark.skipif(not barriers_hold("cpu"), reason="XLA then calls each branch on its own")
+@pytest.mark.parametrize("order", ["in_place(vmap)", "vmap(in_place)"])
+def test_a_buffer_that_is_rarely_emptied_takes_linear_time(order):
+    """Without a branch that asks whether any example is done, XLA selects all rows in every step."""
+
+    def f(start, noise):
+        return emptied(start, noise, is_register=False)[1]
+
+    def args_of(length):
+        start = np.zeros((2, length // 2, SIZE), np.float32)
+        return start, np.random.default_rng(0).normal(0, 0.125, (2, length, SIZE)).astype(np.float32)
+
+    ours = {"in_place(vmap)": in_place(jax.vmap(f)), "vmap(in_place)": jax.vmap(in_place(f))}[order]
+    short, long = (compiled(ours, *args_of(length)) for length in (4000, 16000))
+    assert_linear_time(short, long, args_of, 4000, limit=9)

@@ -35,6 +35,7 @@ WAYS = {
     "SLICES": (64, 0),  # hundreds of slices take XLA minutes
     "SLICES_ON_CPU": (64, 0),
     "SLICED_BYTES": (math.inf, 0),
+    "REPLACED_BYTES": (0, math.inf),
     "VECTOR_ELEMENTS": (0, math.inf),
     "ORDERED_BYTES": (0, math.inf),
     "ORDERED_BYTES_OF_ALL": (0, math.inf),
