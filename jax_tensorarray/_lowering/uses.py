@@ -10,13 +10,17 @@ two, and XLA may fuse them.
 from collections.abc import Iterator
 from typing import Any
 
+from jax_tensorarray import _gates
 from jax_tensorarray._jaxprs import kinds
 from jax_tensorarray._jaxprs.uses import Use
+from jax_tensorarray._lowering import slicing
 from jax_tensorarray._lowering.equations import Block
-from jax_tensorarray._lowering.ownership import Ownership, updates
+from jax_tensorarray._lowering.ordering import num_bytes
+from jax_tensorarray._lowering.ownership import Ownership, operands_of, updates
 from jax_tensorarray._lowering.scopes import Scope, home_of, index_number, is_strict, rebuilt
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import Equation
 
 
@@ -28,11 +32,15 @@ def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any
     """
     needs = OrderNeeds(kinds.ONCE if platform == "cpu" else frozenset(), barriers_hold=barriers_hold)
 
-    def mark(scope: Scope, eqn: Equation, block: Block) -> Equation:
+    def mark(scope: Scope, eqn: Equation, block: Block) -> Equation | None:
         is_read = eqn.primitive is ta_read_p and needs.is_for_update(scope, eqn)
         if is_read or (updates(eqn) and needs.reads_feed_only_next_update(scope, eqn.invars[0])):
-            return eqn.replace(params=eqn.params | {"unordered": True})
-        return eqn
+            eqn = eqn.replace(params=eqn.params | {"unordered": True})
+        if not any((scope, v) in needs.made_first for v in eqn.outvars):
+            return eqn
+        block.add(eqn)
+        block.rename(eqn.outvars, block.call(slicing.barrier, eqn.outvars, eqn))
+        return None
 
     return rebuilt(Scope(jaxpr), mark)
 
@@ -44,6 +52,8 @@ class OrderNeeds:
         self.ownership = Ownership()
         self.made_once, self.barriers_hold = made_once, barriers_hold
         self.for_itself: dict[tuple[Scope, Any], bool] = {}
+        #: Arrays that an update writes and others use: a barrier has XLA make them once, before the update.
+        self.made_first = set[tuple[Scope, Any]]()
 
     def all_uses(self, scope: Scope, value: Any) -> Iterator[tuple[Scope, Use]]:
         """Yield the uses of a value with their scopes: those in the branches of a conditional instead of its own."""
@@ -96,30 +106,54 @@ class OrderNeeds:
         eqn = use.eqn
         if at is not scope or (updates(eqn) and len(eqn.outvars) > 1):
             return False  # "swap" gives the old row to others
-        buffer = eqn.invars[use.operand]
+        buffer, written = eqn.invars[use.operand], None
         if not self._reach_only(scope, buffer, eqn):
-            return False
+            written = self._written_by(scope, eqn)
+            if written is None or not self._reach_only(scope, buffer, eqn, written):
+                return False
         if updates(eqn) and not all(self._goes_on(use) for _, use in self.all_uses(scope, eqn.outvars[0])):
             return False  # XLA would fuse the update with what takes all of the buffer, into an array of its own
-        maker = scope.maker(buffer)
-        if maker is None:
-            return True  # XLA fuses nothing of a branch with what is outside of it
+        maker = scope.maker(buffer)  # without one it is from outside of a branch, and XLA fuses nothing with that
         # Where no barrier holds, XLA would make this version again in each other fusion that reads it.
-        is_updated = updates(maker) and not self.barriers_hold
-        return not (is_updated and len(list(self.all_uses(scope, buffer))) > 1)
+        is_updated = maker is not None and updates(maker) and not self.barriers_hold
+        if is_updated and len(list(self.all_uses(scope, buffer))) > 1:
+            return False
+        self.made_first.update([] if written is None else [(scope, written)])
+        return True
+
+    def _written_by(self, scope: Scope, update: Equation) -> Any:
+        """Return the large array that an update writes and that is made of rows as large. None for any other.
+
+        An example is a time step of a wave: `new = stencil(b[t]) - b[t - 1]; b = b.at[t + 1].set(new)`. A barrier
+        behind the rows would make arrays of them; with one behind `new`, XLA computes `new` of the buffer itself.
+        """
+        if not self.made_once or not self.barriers_hold or not scope.is_in_loop or update.primitive is not ta_write_p:
+            return None
+        written = operands_of(update)[2]
+        while (maker := scope.maker(written, "reshape", "squeeze", "broadcast_in_dim")) is not None:
+            if num_bytes(maker.invars[0]) != num_bytes(written):
+                break
+            written = maker.invars[0]
+        reads = (use.eqn for _, use in self.all_uses(*home_of(scope, update.invars[0])) if use.eqn is not None)
+        rows = [num_bytes(eqn.outvars[0]) for eqn in reads if eqn.primitive is ta_read_p]
+        least = min(num_bytes(written), max(rows, default=0))
+        return None if scope.maker(written) is None or least < _gates.ORDERED_BYTES_OF_ALL else written
 
     def _goes_on(self, use: Use) -> bool:
         """Return whether a version of a buffer leaves the jaxpr there, or is updated."""
         return use.eqn is None or self._is_owner(use)
 
-    def _reach_only(self, scope: Scope, buffer: Any, update: Equation) -> bool:
-        """Return whether all that is made of a buffer in the jaxpr of `update` is for `update`, or made before it."""
+    def _reach_only(self, scope: Scope, buffer: Any, update: Equation, first: Any = None) -> bool:
+        """Return whether all that is made of a buffer in the jaxpr of `update` is for `update`, or made before it.
+
+        The array `first` is made before it.
+        """
         home = home_of(scope, buffer)
         starts = [v for v in scope.jaxpr.invars if home_of(scope, v) == home] if buffer in scope.numbers else [buffer]
         stack, found = list(starts), set()
         while stack:
             value = stack.pop()
-            for use in scope.uses.of(value):
+            for use in scope.uses.of(value) if value is not first else ():
                 eqn = use.eqn
                 if eqn is None:
                     return False  # it leaves the jaxpr
