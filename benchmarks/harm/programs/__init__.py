@@ -6,6 +6,7 @@ from benchmarks.harm.programs import (  # noqa: F401
     graphs,
     learning,
     linear_algebra,
+    reports,
     sequences,
     shared,
     simulations,

@@ -1,0 +1,147 @@
+"""Programs after public reports, each at three sizes: some lose only below or above a size."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from benchmarks.harm.program import Function, floats, program
+
+
+def _sized(sizes: Sequence[int], make: Callable[..., Any], **how: Any) -> Callable[[Function], Function]:
+    """Register a function as a program at each size. `make` maps a generator and a size to the arguments."""
+
+    def register(f: Function) -> Function:
+        for size in sizes:
+            program(lambda r, size=size: make(r, size), name=f"{f.__name__}_{size}", **how)(f)
+        return f
+
+    return register
+
+
+@_sized((32, 128, 512), lambda r, n: (floats(r, n, 2, 16),))
+def half_precision_cache(xs):
+    """Attention over a cache in bfloat16 whose first axis is time."""
+
+    def step(cache, x):
+        t, q = x
+        cache = cache.at[t].set(q.astype(cache.dtype))
+        scores = jnp.einsum("hd,thd->ht", q.astype(cache.dtype), cache).astype(jnp.float32)
+        weights = jax.nn.softmax(scores).astype(cache.dtype)
+        return cache, jnp.einsum("ht,thd->hd", weights, cache).astype(jnp.float32)
+
+    return lax.scan(step, jnp.zeros(xs.shape, jnp.bfloat16), (jnp.arange(len(xs)), xs))[1]
+
+
+@_sized((16, 64, 256), lambda r, n: (np.eye(32, dtype=np.float32) / 3, floats(r, n, 32)), axes=(None, 0))
+def layers_in_one_cache(w, xs):
+    """Two layers, unrolled, write to and attend to their own slice of one cache."""
+
+    def step(cache, x):
+        t, h = x
+        for layer in range(2):
+            cache = cache.at[layer, t].set(jnp.tanh(h @ w))
+            h = h + jax.nn.softmax(cache[layer] @ h) @ cache[layer]
+        return cache, h
+
+    return lax.scan(step, jnp.zeros((2, *xs.shape)), (jnp.arange(len(xs)), xs))[1]
+
+
+@_sized((2, 8, 32), lambda r, n: (floats(r, n, 16, 16, scale=0.1), floats(r, 32, 16)), axes=(None, 0))
+def layers_stacked_again(w, xs):
+    """A step takes a cache apart, writes and attends layer by layer, and stacks it again."""
+
+    def step(cache, x):
+        t, h = x
+        layers = []
+        for own, m in zip(cache, w, strict=True):
+            layers.append(own.at[t].set(jnp.tanh(h @ m)))
+            h = h + jax.nn.softmax(layers[-1] @ h) @ layers[-1]
+        return jnp.stack(layers), h
+
+    return lax.scan(step, jnp.zeros((len(w), *xs.shape)), (jnp.arange(len(xs)), xs))[1]
+
+
+@_sized((8, 24, 96), lambda r, n: (floats(r, n, 2, scale=0.1),), by=None)
+def small_state(us):
+    """Improve a plan by its gradient; the state of the rollout has three numbers, which are read one by one."""
+
+    def move(x, u):
+        new = x + 0.1 * jnp.stack([x[1], jnp.sin(x[0]) + u[0], u[1] - x[2]])
+        return new, jnp.sum(x**2) + 0.01 * jnp.sum(u**2)
+
+    def cost(us):
+        return lax.scan(move, jnp.array([1.0, 0.0, 0.5]), us)[1].sum()
+
+    return lax.scan(lambda us, _: (us - 0.05 * jax.grad(cost)(us), None), us, None, length=50)[0]
+
+
+@_sized((20, 100, 400), lambda r, n: (np.float32(0.5), floats(r, n, 24)), axes=(None, 0))
+def sum_over_all_rows(q, us):
+    """A step writes a row and takes the logsumexp of all rows."""
+
+    def step(t, rows):
+        return rows.at[t].set(q * jnp.tanh(jax.nn.logsumexp(rows) + us[t]))
+
+    return lax.fori_loop(1, len(us), step, jnp.zeros(us.shape))
+
+
+@_sized((100, 400, 1600), lambda r, n: (floats(r, n, 24, scale=0.125),))
+def emptied_register(noise):
+    """A shift register that is emptied now and then."""
+
+    def step(carry, e):
+        x, context = carry
+        x = 0.9 * x + 0.1 * jnp.tanh(context[-1] + context[-3]) + e
+        context = jnp.concatenate([context[1:], x[None]])
+        return (x, jnp.where(x[0] > 1.2, jnp.zeros_like(context), context)), x
+
+    return lax.scan(step, (jnp.zeros(24), jnp.zeros((len(noise) // 2, 24))), noise)[1]
+
+
+@_sized((16, 64, 128), lambda r, n: (floats(r, 2, n, n, scale=0.1), floats(r, 100)), axes=(0, None))
+def two_fields_in_one_array(fields, wavelet):
+    """A wave with a source and a receiver, whose two fields lie in one array."""
+
+    def step(b, x):
+        t, w = x
+        u = b[(t + 1) % 2]
+        near = jnp.roll(u, 1, 0) + jnp.roll(u, -1, 0) + jnp.roll(u, 1, 1) + jnp.roll(u, -1, 1)
+        new = (2 * u - b[t % 2] + 0.15 * (near - 4 * u)).at[3, 7].add(w)
+        return b.at[t % 2].set(new), new[5, 5]
+
+    return lax.scan(step, fields, (jnp.arange(len(wavelet)), wavelet))[1]
+
+
+@_sized((10, 40, 160), lambda r, n: (floats(r, n, 20, 20),))
+def stack_of_frames(noise):
+    """A history of the last four frames at each time."""
+
+    def step(carry, x):
+        stack, history = carry
+        t, e = x
+        stack = jnp.roll(stack, -1, 0).at[-1].set(0.9 * stack[-1] + e)
+        return (stack, history.at[t].set(stack)), None
+
+    start = jnp.zeros((4, 20, 20)), jnp.zeros((len(noise), 4, 20, 20))
+    return lax.scan(step, start, (jnp.arange(len(noise)), noise))[0][1]
+
+
+@_sized((20, 60, 160), lambda r, n: (floats(r, n), floats(r, n)))
+def two_rows_of_a_table(x, y):
+    """Soft time warping that keeps two rows of its table, chosen by `i % 2`."""
+    n = len(x)
+
+    def row(i, rows):
+        a, b = (i + 1) % 2, i % 2
+
+        def cell(j, rows):
+            least = -jax.nn.logsumexp(-jnp.stack([rows[a, j], rows[a, j - 1], rows[b, j - 1]]))
+            return rows.at[b, j].set((x[i - 1] - y[j - 1]) ** 2 + least)
+
+        return lax.fori_loop(1, n + 1, cell, rows)
+
+    return lax.fori_loop(1, n + 1, row, jnp.full((2, n + 1), 1e4).at[0, 0].set(0))[n % 2, n]
