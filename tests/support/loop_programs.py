@@ -56,6 +56,7 @@ def library(residuals="auto", checkpoint=jax.checkpoint):
         add=ta_add,
         swap=ta_swap,
         array=TensorArray.from_array,
+        padded=lambda ta: ta.stack(pad=True),
         select=jnp.where,
         truth=jnp.asarray,
     )
@@ -73,7 +74,10 @@ PYTHON = types.SimpleNamespace(
     write=unrolled.ta_write,
     add=unrolled.ta_add,
     swap=unrolled.ta_swap,
-    array=lambda rows, dynamic_size=None, max_size=None: ListArray.from_array(rows, max_size),
+    array=lambda rows, dynamic_size=False, max_size=np.inf: ListArray(
+        tuple(rows), 0 * rows[0], dynamic_size, max_size, math=jnp
+    ),
+    padded=lambda ta: jnp.concatenate([ta.stack(), jnp.zeros(ta.limit - ta.size())]),
     select=lambda p, x, y: x if p else y,
     truth=bool,
 )
@@ -152,7 +156,7 @@ def appends_and_pops(lib, p, n):
 
     start = lib.array(b[:2], dynamic_size=True, max_size=12)
     array = lib.while_loop(lambda ta: ta.size() < size, step, start)
-    return vector(array.stack(pad=True), array.size())
+    return vector(lib.padded(array), array.size())
 
 
 @program
