@@ -4,7 +4,6 @@ The derivative of a loop that stored a tape is such a loop: the trip count and t
 derivative of a loop without a tape is a `ta_replay`.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -13,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, mlir
-from jax.interpreters import partial_eval as pe
+from jax.interpreters import ad
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
@@ -36,7 +34,7 @@ from jax_tensorarray._loops.tapes import (
     tangent_tapes,
     tapes_for,
 )
-from jax_tensorarray._ops.primitive import is_zero, run_alone, zero_tangent
+from jax_tensorarray._ops.primitive import is_zero, zero_tangent
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -46,7 +44,6 @@ Array = jax.Array
 #
 # The last carries may be `tapes`, which are not operands.
 ta_count_p = Primitive("ta_count")
-ta_count_p.multiple_results = True
 
 
 @dataclass(frozen=True)
@@ -308,18 +305,15 @@ def _masked(masked: masking.Masker, eqn: Equation, operands: list[masking.Masked
     return masking.results_of_loop(outs, eqn.params["options"].split(operands)[2])
 
 
-_compat.lowers_its_bodies(ta_count_p)
-_compat.asks_policies(ta_count_p)
-pe.dce_rules[ta_count_p] = rules.without_unused(_pruned_for)
-pe.partial_eval_jaxpr_custom_rules[ta_count_p] = rules.partial_eval_in_checkpoint
-_compat.checked_as(ta_count_p, _run)
-ta_count_p.def_impl(functools.partial(run_alone, ta_count_p))
-ta_count_p.def_effectful_abstract_eval(_abstract_eval)
-mlir.register_lowering(ta_count_p, mlir.lower_fun(_run, multiple_results=True))
-rules.register(ta_count_p, jvp=_jvp, transpose=rules.transpose_of_pruned(_pruned_for, _transpose), batch=_batch)
-registry.ENTRIES[ta_count_p.name] = registry.Entry("loop", _bodies)
-linearize.TAPES[ta_count_p] = lambda eqn: (
-    linearize.tapes_among(eqn.outvars, eqn.params["options"].tapes),
-    eqn.invars[0],
+rules.register(
+    ta_count_p,
+    run=_run,
+    abstract_eval=_abstract_eval,
+    bodies=_bodies,
+    pruned_for=_pruned_for,
+    batch=_batch,
+    jvp=_jvp,
+    transpose=_transpose,
+    tapes=lambda eqn: (linearize.tapes_among(eqn.outvars, eqn.params["options"].tapes), eqn.invars[0]),
+    mask=_masked,
 )
-masking.LOOPS[ta_count_p.name] = _masked

@@ -135,5 +135,5 @@ def _transpose(cts: Sequence[Any], *operands: Any, cond: Any, body: Any, options
     return merge(pull(flagged(cts, given)), linear, [None] * len(operands))
 
 
-rules.register(ta_while_p, jvp=_jvp)
+rules.differentiate(ta_while_p, _jvp)
 ad.primitive_transposes[ta_while_p] = nonzero_transpose(_transpose)

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
-from jax.interpreters import ad, mlir
-from jax.interpreters import partial_eval as pe
+from jax.interpreters import ad
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
@@ -28,7 +27,7 @@ from jax_tensorarray._loops.rules import Pruned, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._ops.clear import ta_clear_p
-from jax_tensorarray._ops.primitive import ROW_OPS, is_zero, run_alone
+from jax_tensorarray._ops.primitive import ROW_OPS, is_zero
 
 Array = jax.Array
 
@@ -132,7 +131,6 @@ def primal_body(body: Any, nonzero: Sequence[bool]) -> Any:
 
 
 ta_replay_p = Primitive("ta_replay")
-ta_replay_p.multiple_results = True
 
 # Operands: steps, *consts, *init, *extra, *const_tangents, *carry_tangents. Results: tangents of the carry at the end.
 # `extra` are the further operands that the strategy needs.
@@ -243,14 +241,16 @@ def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, strate
     return outs, [True] * len(outs)
 
 
-_compat.lowers_its_bodies(ta_replay_p)
-_compat.checked_as(ta_replay_p, _run)
-ta_replay_p.def_impl(functools.partial(run_alone, ta_replay_p))
-ta_replay_p.def_effectful_abstract_eval(_abstract_eval)
-pe.dce_rules[ta_replay_p] = rules.without_unused(_pruned_for)
-mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))
-registry.ENTRIES[ta_replay_p.name] = registry.Entry("rules", lambda params: [registry.Body(params["body"])])
-rules.register(ta_replay_p, jvp=_jvp, transpose=rules.transpose_of_pruned(_pruned_for, _transpose), batch=_batch)
+rules.register(
+    ta_replay_p,
+    run=_run,
+    abstract_eval=_abstract_eval,
+    bodies=lambda params: [registry.Body(params["body"])],
+    pruned_for=_pruned_for,
+    batch=_batch,
+    jvp=_jvp,
+    transpose=_transpose,
+)
 
 
 def live_carries(body: Any) -> list[bool]:

@@ -1,22 +1,25 @@
-"""Registration of the rules of a loop: each rule is traced once for a body, and then evaluated.
+"""Registration of a loop, by one call: each of its rules is traced once for a body, and then evaluated.
 
 A rule makes new loops of new bodies. JAX compiles an equation that is run outside of jit once for its parameters, so
 the bodies must be the same objects whenever the rule is called for the same loop.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive, Var
-from jax.interpreters import ad, batching
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat, _faults
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.axis import Axis, axes, names_axis
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
-from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, zero_tangent
+from jax_tensorarray._loops import linearize, masking
+from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, run_alone, to_front, zero_tangent
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -48,7 +51,7 @@ class Pruned(NamedTuple):
 PrunedFor = Callable[..., Pruned]
 
 
-def without_unused(pruned_for: PrunedFor) -> Callable[..., tuple[list[bool], Any]]:
+def _without_unused(pruned_for: PrunedFor) -> Callable[..., tuple[list[bool], Any]]:
     """Return the rule for dead code elimination: it returns the flags of the operands left, and the equation."""
 
     def rule(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
@@ -61,7 +64,7 @@ def without_unused(pruned_for: PrunedFor) -> Callable[..., tuple[list[bool], Any
     return rule
 
 
-def transpose_of_pruned(pruned_for: PrunedFor, transpose: Callable[..., Any]) -> Callable[..., Any]:
+def _transpose_of_pruned(pruned_for: PrunedFor, transpose: Callable[..., Any]) -> Callable[..., Any]:
     """Extend a transpose to results without cotangents, which it would take for zeros.
 
     No step of these is transposed: zero times infinity would be a NaN.
@@ -78,21 +81,65 @@ def transpose_of_pruned(pruned_for: PrunedFor, transpose: Callable[..., Any]) ->
 def register(
     primitive: Primitive,
     *,
+    run: Callable[..., Any],
+    abstract_eval: Callable[..., Any],
+    bodies: Callable[[dict[str, Any]], list[registry.Body]],
+    pruned_for: PrunedFor,
+    batch: Callable[..., Any],
     jvp: Callable[..., Any] | None = None,
     transpose: Callable[..., Any] | None = None,
-    batch: Callable[..., Any] | None = None,
+    run_checked: Callable[..., Any] | None = None,
+    known_part: Callable[..., Any] | None = None,
+    tapes: Callable[[Equation], tuple[Sequence[Var], Any]] | None = None,
+    mask: Callable[..., list[masking.MaskedValue]] | None = None,
 ) -> None:
-    """Register rules of a loop. Their traces are kept as long as its body."""
-    loop = primitive.name.removeprefix("ta_")
+    """Register a loop: all that JAX and this library ask of its primitive.
+
+    Args:
+        primitive: the primitive. Its parameters have the jaxpr of a step.
+        run: the loop in plain JAX, as a function of its operands and parameters: its meaning and its lowering.
+        abstract_eval: maps types and parameters to the types of the results and the effects.
+        bodies: the entry of the registry, from the parameters.
+        pruned_for: see `PrunedFor`. Dead code elimination uses it, and so does the transpose.
+        batch: see `batching_rule`.
+        jvp: the derivative, from primals and tangents. `differentiate` adds it if it is in another module.
+        transpose: the transpose, from the cotangents and operands that `pruned_for` leaves.
+        run_checked: what `checkify` checks instead of `run`.
+        known_part: see `_partial_eval_in_checkpoint`. A loop without `tapes` and `mask` is no loop for a policy either.
+        tapes: maps an equation to the tapes among its results and the number of their steps: see `linearize`.
+        mask: how a `Masker` runs an equation of it: see `masking`.
+    """
+    primitive.multiple_results = True
+    primitive.def_impl(functools.partial(run_alone, primitive))
+    primitive.def_effectful_abstract_eval(abstract_eval)
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+    _compat.lowers_its_bodies(primitive)
+    _compat.checked_as(primitive, run if run_checked is None else run_checked)
+    pe.dce_rules[primitive] = _without_unused(pruned_for)
+    rule = _faults.named(batching_rule(primitive, batch), f"jax.vmap of a {_name(primitive)}")
+    batching.fancy_primitive_batchers[primitive] = rule
+    registry.ENTRIES[primitive.name] = registry.Entry("rules" if mask is None else "loop", bodies)
     if jvp is not None:
-        ad.primitive_jvps[primitive] = _faults.named(_jvp(jvp, primitive), f"the derivative of a {loop}")
-    if batch is not None:
-        rule = _faults.named(batching_rule(primitive, batch), f"jax.vmap of a {loop}")
-        batching.fancy_primitive_batchers[primitive] = rule
+        differentiate(primitive, jvp)
     if transpose is not None:
-        ad.primitive_transposes[primitive] = _faults.named(
-            _transpose(transpose, primitive), f"the gradient of a {loop}"
-        )
+        of_pruned = _transpose(_transpose_of_pruned(pruned_for, transpose), primitive)
+        ad.primitive_transposes[primitive] = _faults.named(of_pruned, f"the gradient of a {_name(primitive)}")
+    if tapes is not None:
+        linearize.TAPES[primitive] = tapes
+    if mask is not None:
+        _compat.asks_policies(primitive)
+        rule = functools.partial(_partial_eval_in_checkpoint, known_part or _no_known_part)
+        pe.partial_eval_jaxpr_custom_rules[primitive] = rule
+        masking.LOOPS[primitive.name] = mask
+
+
+def differentiate(primitive: Primitive, jvp: Callable[..., Any]) -> None:
+    """Register the derivative of a loop. Its traces are kept as long as the body."""
+    ad.primitive_jvps[primitive] = _faults.named(_jvp(jvp, primitive), f"the derivative of a {_name(primitive)}")
+
+
+def _name(primitive: Primitive) -> str:
+    return primitive.name.removeprefix("ta_")
 
 
 def _body(primitive: Primitive, params: dict[str, Any]) -> Any:
@@ -155,12 +202,16 @@ def _transpose(rule: Callable[..., Any], primitive: Primitive) -> Callable[..., 
     return nonzero_transpose(transpose)
 
 
-def partial_eval_in_checkpoint(
+def _no_known_part(unknown: Sequence[bool], eqn: Equation) -> None:
+    return None
+
+
+def _partial_eval_in_checkpoint(
+    known_part: Callable[[Sequence[bool], Any], tuple[Any, list[bool]] | None],
     policy: Any,
     unknown: Sequence[bool],
     instantiated: Sequence[bool],
     eqn: Equation,
-    known_part: Callable[[Sequence[bool], Any], tuple[Any, list[bool]] | None] = lambda unknown, eqn: None,
 ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
     """Apply the rule of `jax.checkpoint` for primitives without a rule, with a difference for effects.
 

@@ -1,6 +1,5 @@
 """`ta_while`: a loop whose trip count depends on data. It counts its steps, so its derivatives are counted loops."""
 
-import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
@@ -25,7 +23,7 @@ from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
 from jax_tensorarray._ops.calls import TEXT
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.fence import after_check
-from jax_tensorarray._ops.primitive import run_alone, type_like, varying_alike, varying_as
+from jax_tensorarray._ops.primitive import type_like, varying_alike, varying_as
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -39,7 +37,6 @@ Array = jax.Array
 #
 # Steps are counted as `counting` says, and a count that its dtype cannot hold stays at the largest that it can.
 ta_while_p = Primitive("ta_while")
-ta_while_p.multiple_results = True
 
 
 class Bound(NamedTuple):
@@ -390,24 +387,19 @@ def _run_checked(*operands: Array, options: WhileOptions, **params: Any) -> Any:
     return _run(*operands, options=options, **params)
 
 
-_compat.lowers_its_bodies(ta_while_p)
-_compat.asks_policies(ta_while_p)
-_compat.checked_as(ta_while_p, _run_checked)
-ta_while_p.def_impl(functools.partial(run_alone, ta_while_p))
-ta_while_p.def_effectful_abstract_eval(_abstract_eval)
-rules.register(ta_while_p, batch=_batch)
-pe.dce_rules[ta_while_p] = rules.without_unused(_pruned_for)
+rules.register(
+    ta_while_p,
+    run=_run,
+    abstract_eval=_abstract_eval,
+    bodies=_bodies,
+    pruned_for=_pruned_for,
+    batch=_batch,
+    run_checked=_run_checked,
+    known_part=_known_equation,
+    tapes=lambda eqn: (linearize.tapes_among(eqn.outvars[:-1], eqn.params["options"].tapes), eqn.outvars[-1]),
+    mask=lambda masked, eqn, operands: _masked(masked, operands, **eqn.params),
+)
 pe.custom_partial_eval_rules[ta_while_p] = _partial_eval
-pe.partial_eval_jaxpr_custom_rules[ta_while_p] = functools.partial(
-    rules.partial_eval_in_checkpoint, known_part=_known_equation
-)
-mlir.register_lowering(ta_while_p, mlir.lower_fun(_run, multiple_results=True))
-registry.ENTRIES[ta_while_p.name] = registry.Entry("loop", _bodies)
-linearize.TAPES[ta_while_p] = lambda eqn: (
-    linearize.tapes_among(eqn.outvars[:-1], eqn.params["options"].tapes),
-    eqn.outvars[-1],
-)
-masking.LOOPS[ta_while_p.name] = lambda masked, eqn, operands: _masked(masked, operands, **eqn.params)
 masking.LOOPS["while"] = lambda masked, eqn, operands: _masked(
     masked, operands, **of_jax(eqn.params, "an inner lax.while_loop")
 )
