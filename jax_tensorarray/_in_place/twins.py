@@ -157,13 +157,13 @@ class _ValueNumbers:
         _, numbers, _ = loop.split(inputs)
         _, carry, _ = loop.split(_compat.opened(loop.jaxpr).invars)
         first = _firsts([(number, v.aval) for number, v in zip(numbers, carry, strict=True)])
-        while True:
+
+        def step(first: list[int]) -> tuple[list[int], _Step]:
             before = self.of_step(loop, inputs, first)
             after = self.outputs(loop.jaxpr, before)
-            finer = _firsts(list(zip(first, after, strict=False)))
-            if finer == first:
-                return _Step(first, before, after)
-            first = finer
+            return _firsts(list(zip(first, after, strict=False))), _Step(first, before, after)
+
+        return jaxprs.fixed_point(first, step)[1]
 
 
 def _firsts(values: Sequence[Any]) -> list[int]:

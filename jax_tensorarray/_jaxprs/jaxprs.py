@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from jax_tensorarray._ops.primitive import ROW_OPS, varying_alike, zero_tangent
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
+Facts = TypeVar("Facts")
+Found = TypeVar("Found")
 
 
 def function(jaxpr: Jaxpr) -> Callable[..., list[Array]]:
@@ -212,13 +214,14 @@ def read_for(body: Any, carry: Sequence[bool]) -> list[bool]:
 
     The carries are the last inputs. The flagged ones are flagged in the result, too.
     """
-    first, carry = len(body.in_avals) - len(carry), list(carry)
-    while True:
+    first, n = len(body.in_avals) - len(carry), len(carry)
+
+    def one_step(carry: list[bool]) -> list[bool]:
         _, live = part_of(body, tuple(carry))
-        wider = [x or y for x, y in zip(carry, live[first:], strict=True)]
-        if wider == carry:
-            return [*live[:first], *carry]
-        carry = wider
+        return [*live[first:], *live[:first]]
+
+    live = after_any_steps(carry, one_step)
+    return [*live[n:], *live[:n]]
 
 
 def partition(values: Sequence[Any], flags: Sequence[bool]) -> tuple[list[Any], list[Any]]:
@@ -251,17 +254,37 @@ def nonzero_outputs(jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
     return found
 
 
-def fixed_point(
-    body: Any, consts: Sequence[bool], carry: Sequence[bool], one_step: Callable[[Any, list[bool]], list[bool]]
-) -> list[bool]:
-    """Return which carries are flagged after any number of steps, where `one_step` flags the outputs of one step."""
-    carry = list(carry)
+def fixed_point(facts: Facts, step: Callable[[Facts], tuple[Facts, Found]]) -> tuple[Facts, Found]:
+    """Return the facts that hold before every step of a loop, and what a step finds when they hold before it.
+
+    This is Kleene iteration. `step` maps facts about the carry before a step to those that hold after it as well. A
+    step that only adds facts, "the carry depends on x", leads from the fewest to the least fixed point. One that only
+    drops facts, "the carries are equal", leads from the most to the greatest:
+
+    >>> b_and_c, c_and_d = ("b", "c"), ("c", "d")
+    >>> before = {b_and_c: b_and_c, c_and_d: ("a", "b")}  # the step `a, b, c, d = a, c, b, a`
+    >>> fixed_point({b_and_c, c_and_d}, lambda equal: ({pair for pair in equal if before[pair] in equal}, "a step"))
+    ({('b', 'c')}, 'a step')
+    """
     while True:
-        after = one_step(body, [*consts, *carry])
-        wider = [a or b for a, b in zip(carry, after, strict=True)]
-        if wider == carry:
-            return wider
-        carry = wider
+        after, found = step(facts)
+        if after == facts:
+            return facts, found
+        facts = after
+
+
+def after_any_steps(carry: Sequence[bool], one_step: Callable[[list[bool]], list[bool]]) -> list[bool]:
+    """Return the flags of the outputs of a loop's body, its carries first, after any number of steps.
+
+    `one_step` maps flags of the carries to those of the outputs. A carry that is flagged stays so.
+    """
+
+    def step(carry: list[bool]) -> tuple[list[bool], list[bool]]:
+        outs = one_step(carry)
+        return [a or b for a, b in zip(carry, outs, strict=False)], outs[len(carry) :]
+
+    after, others = fixed_point(list(carry), step)
+    return [*after, *others]
 
 
 def jvp_of_some(

@@ -216,12 +216,7 @@ def _returns_zeros(eqn: Equation) -> bool:
 def reached_in(body: Body, flags: list[bool]) -> list[bool]:
     """Return which outputs of a body, after any number of steps, may depend on a flagged operand of its equation."""
     consts, carry, xs = body.split(body.inputs(flags, False))
-    while True:
-        outs = reached(body.jaxpr, [*consts, *carry, *xs])
-        wider = [a or b for a, b in zip(carry, outs, strict=False)]
-        if wider == carry:
-            return [*carry, *outs[len(carry) :]]
-        carry = wider
+    return jaxprs.after_any_steps(carry, lambda carry: reached(body.jaxpr, [*consts, *carry, *xs]))
 
 
 # --- equations around changed jaxprs ---------------------------------------------------------------------------

@@ -153,7 +153,8 @@ def nonzero_tangents(
     carry = [not is_zero(t) for t in of_carry]
     carry += [False] * (len(body.out_avals) - len(carry))  # tapes
     leading = [False] * (len(body.in_avals) - len(consts) - len(carry))
-    return Tangents(of_consts, of_carry, consts, jaxprs.fixed_point(body, [*leading, *consts], carry, one_step))
+    nonzero_carry = jaxprs.after_any_steps(carry, lambda carry: one_step(body, [*leading, *consts, *carry]))
+    return Tangents(of_consts, of_carry, consts, nonzero_carry)
 
 
 def zero_tangents(outs: Sequence[Array]) -> list[Any]:
@@ -274,7 +275,10 @@ def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, body: 
     if steps_batched:
         carry_batched = [True] * len(init_batched)
     else:
-        carry_batched = jaxprs.fixed_point(body, [False, *consts_batched], init_batched, axis.batched_outputs)
+        of_consts = [False, *consts_batched]
+        carry_batched = jaxprs.after_any_steps(
+            init_batched, lambda carry: axis.batched_outputs(body, [*of_consts, *carry])
+        )
     carry = with_batch_axis(carry, init_batched, carry_batched, axis.size)
     tapes = batched_tapes(options.tapes, carry_batched[len(carry) :], axis.size)
     of_operands = [*consts_batched, *carry_batched]

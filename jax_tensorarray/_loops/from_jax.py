@@ -19,7 +19,7 @@ from jax_tensorarray._jaxprs import jaxprs, refs
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, WhileOptions, copied, counting, while_
-from jax_tensorarray._ops.primitive import varying_as
+from jax_tensorarray._ops.primitive import varying_over
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -180,8 +180,9 @@ def _varying_as_predicates(jaxpr: Any, args: Any) -> Any:
     for eqn in _compat.opened(jaxpr).eqns:
         if eqn.primitive is jax_primitives.while_p:
             (active,) = _compat.closed(eqn.params["cond_jaxpr"]).out_avals
-            if any(_compat.varying_axes(active) - own for own in axes):
-                return jax.tree.map(functools.partial(varying_as, aval=active), args)
+            over = _compat.varying_axes(active)
+            if any(over - own for own in axes):
+                return jax.tree.map(functools.partial(varying_over, axes=over), args)
     return None
 
 

@@ -46,7 +46,7 @@ def _has_batched_index(axis: Axis, batched: Sequence[bool], **_: Any) -> bool:
 def _has_batched_predicate(axis: Axis, batched: Sequence[bool], **params: Any) -> bool:
     ours = of_jax(params, "")
     of_cond, of_body, carry = ours["options"].split(batched)
-    carry = jaxprs.fixed_point(ours["body"], of_body, carry, axis.batched_outputs)
+    carry = jaxprs.after_any_steps(carry, lambda carry: axis.batched_outputs(ours["body"], [*of_body, *carry]))
     (pred_batched,) = axis.batched_outputs(ours["cond"], [*of_cond, *carry])
     return pred_batched
 

@@ -144,14 +144,13 @@ class _Planning:
                 here = slot_of.get(version.root)
                 if here is None or slot == version.root:
                     slot_of[version.root] = slot
-        while True:  # a buffer needs a place before and after the step
-            places = set(slot_of.values())
-            closed = {r: s for r, s in slot_of.items() if r in places and s in slot_of}
-            if closed == slot_of:
-                break
-            slot_of = closed
-        self.slot_of = slot_of
-        self.chain_of = {r: held[s].since for r, s in slot_of.items()}  # type: ignore[union-attr]
+
+        def closed(slot_of: dict[int, int]) -> tuple[dict[int, int], None]:
+            places = set(slot_of.values())  # a buffer needs a place before and after the step
+            return {r: s for r, s in slot_of.items() if r in places and s in slot_of}, None
+
+        self.slot_of, _ = jaxprs.fixed_point(slot_of, closed)
+        self.chain_of = {r: held[s].since for r, s in self.slot_of.items()}  # type: ignore[union-attr]
 
     def version(self, v: Any, *, is_residual: bool = False) -> BufferVersion | None:
         """Return the version of a variable, if it exists at some time while a step is undone."""
@@ -379,10 +378,7 @@ class _Planning:
 
     def orbits(self, roots: set[int]) -> list[int]:
         """Return the buffers to restore for these: all that have been in their places."""
-        found, more = set(roots), set(roots)
-        while more:
-            more = {self.slot_of[r] for r in more} - found
-            found |= more
+        found, _ = jaxprs.fixed_point(roots, lambda roots: (roots | {self.slot_of[r] for r in roots}, None))
         return sorted(found)
 
     def giving(self, variables: Sequence[Any]) -> Any:

@@ -1,6 +1,5 @@
 """`ta_while`: a loop whose trip count depends on data. It counts its steps, so its derivatives are counted loops."""
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
 from jax_tensorarray._ops.calls import TEXT
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.fence import after_check
-from jax_tensorarray._ops.primitive import type_like, varying_alike, varying_as
+from jax_tensorarray._ops.primitive import type_like, varying_alike, varying_over
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -233,11 +232,13 @@ def unless_cut(error: str, active: Array, results: Sequence[Any]) -> list[Any]:
 
 def _varying_as_predicate(predicate: Any, consts: Sequence[Array], carry: Sequence[Array]) -> Sequence[Array]:
     """Return the carry, which the predicate selects, varying over whichever axes of a mesh the predicate does."""
-    while True:
-        (active,) = jax.make_jaxpr(predicate)(*map(jax.typeof, [*consts, *carry])).out_avals
-        before, carry = carry, [varying_as(x, active) for x in carry]
-        if all(map(operator.is_, before, carry)):
-            return carry
+
+    def step(axes: frozenset[Any]) -> tuple[frozenset[Any], Sequence[Array]]:
+        varying = [varying_over(x, axes) for x in carry]
+        (active,) = jax.make_jaxpr(predicate)(*map(jax.typeof, [*consts, *varying])).out_avals
+        return axes | _compat.varying_axes(active), varying
+
+    return jaxprs.fixed_point(frozenset(), step)[1]
 
 
 def _is_evaluated_twice(cond: Any) -> bool:
@@ -269,11 +270,7 @@ def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions)
         return None
     cond_consts, consts, carry = options.split(unknown)
     consts, carry = [*options.leading, *consts], [*carry, *[False] * len(options.tapes)]
-
-    def one_step(body: Any, flags: list[bool]) -> list[bool]:
-        return _compat.known_part(body, tuple(flags))[1]
-
-    carry = jaxprs.fixed_point(body, consts, carry, one_step)
+    carry = jaxprs.after_any_steps(carry, lambda carry: _compat.known_part(body, (*consts, *carry))[1])
     cond, (end_is_unknown,) = _compat.known_part(cond, (*cond_consts, *carry))
     if end_is_unknown:
         return None
@@ -319,7 +316,7 @@ def _batch(
     cond_consts_batched, consts_batched, init_batched = options.split(batched)
     init_batched += [False] * len(options.tapes)
     of_consts = [*options.leading, *consts_batched]
-    carry_batched = jaxprs.fixed_point(body, of_consts, init_batched, axis.batched_outputs)
+    carry_batched = jaxprs.after_any_steps(init_batched, lambda carry: axis.batched_outputs(body, [*of_consts, *carry]))
     if options.strategy.batches_all:
         carry_batched = [True] * len(carry_batched)
     (pred_batched,) = axis.batched_outputs(cond, [*cond_consts_batched, *carry_batched])

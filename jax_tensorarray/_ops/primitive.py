@@ -125,15 +125,11 @@ def varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
     if jax.sharding.get_abstract_mesh().empty:
         return operands
     everywhere = frozenset().union(*map(_compat.varying_axes, operands))
-    return [_varying_over(x, everywhere) for x in operands]
+    return [varying_over(x, everywhere) for x in operands]
 
 
-def varying_as(x: Any, aval: Any) -> Any:
-    """Return `x`, varying over all manual axes over which arrays of that type vary, too."""
-    return _varying_over(x, _compat.varying_axes(aval))
-
-
-def _varying_over(x: Any, axes: frozenset[Any]) -> Any:
+def varying_over(x: Any, axes: frozenset[Any]) -> Any:
+    """Return `x`, varying over these manual axes, too."""
     more = axes - _compat.varying_axes(x)
     return lax.pcast(x, tuple(sorted(more, key=str)), to="varying") if more else x
 
