@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tensorarray import _compat, _contexts, _gates
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained, layouts, patterns, registers, stacks, twins, views
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows
@@ -216,7 +216,7 @@ def while_(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict
     loop, first, condition, ends = _rewritten(
         eqn, loop._replace(jaxpr=refs.as_arrays(loop.jaxpr)), operands[a:], predicate=params["cond_jaxpr"]
     )
-    if _contexts.listening.value is not None:
+    if explained.is_asked():
         _permutation_order(eqn, loop)
     inputs = as_written([with_type(x, weak=False) if x.shape else x for x in (*operands[:b], *first)])
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]

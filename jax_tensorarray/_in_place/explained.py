@@ -59,6 +59,11 @@ def hearing() -> Iterator[list["Remark"]]:
         _hearing.reset(token)
 
 
+def is_asked() -> bool:
+    """Return whether `doctor.explain` asks: then rules also try what would not help, to say why it does not."""
+    return _contexts.listening.value is not None
+
+
 def _listener() -> Any:
     """Return the listener, None if there is none."""
     return _contexts.listening.value or _hearing.get()
@@ -210,14 +215,13 @@ class _Skipped(NamedTuple):
     repair: Any
     reason: str = ""  #: if it is empty, `repair` finds it
     facts: Mapping[str, Any] = _NO_FACTS
-    is_divided: bool = False  #: whether they are divided among devices, and cannot be traced here
 
     def inside(self, eqn: Equation) -> "_Skipped":
         kind, name = registry.entry_of(eqn).kind, eqn.primitive.name
         repair = self.repair.of_loop() if kind == "loop" else self.repair
         is_ours = kind == "loop" and name not in ("scan", "while")
         reason = "library-loop" if is_ours else "symbolic-shape" if jaxprs.has_symbolic_shapes(eqn) else ""
-        return _Skipped(repair, self.reason or reason, self.facts, self.is_divided or kind == "divided")
+        return _Skipped(repair, self.reason or reason, self.facts)
 
 
 def _skip_inside(listener: Listener, left_as_is: _Skipped, eqn: Equation) -> None:
@@ -229,7 +233,7 @@ def _skip_inside(listener: Listener, left_as_is: _Skipped, eqn: Equation) -> Non
 def _skip(listener: Listener, left_as_is: _Skipped, jaxpr: Jaxpr) -> None:
     repair = left_as_is.repair
     for eqn in jaxpr.eqns:
-        name, kind, of_bodies = eqn.primitive.name, KINDS.get(eqn.primitive.name), registry.entry_of(eqn).kind
+        name, kind = eqn.primitive.name, KINDS.get(eqn.primitive.name)
         if name in kinds.OF_REFS:
             listener.notes.append(_note(jaxpr, eqn, kind, "", "ref"))
         elif kind in ("read", "write"):
@@ -241,9 +245,7 @@ def _skip(listener: Listener, left_as_is: _Skipped, jaxpr: Jaxpr) -> None:
         elif kind is None:
             if name == "while":
                 listener.notes += _of_while(jaxpr, eqn, repair.request.max_steps)
-            if of_bodies == "loop" and not left_as_is.is_divided:
-                repair.say_why(eqn)
-            if of_bodies == "branches" and repair.in_loop:
+            if registry.entry_of(eqn).kind == "branches" and repair.in_loop:
                 listener.notes += _of_branches(jaxpr, eqn)
             _skip_inside(listener, left_as_is, eqn)
 

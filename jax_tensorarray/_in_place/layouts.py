@@ -12,6 +12,7 @@ loop and back after it. Reads and writes of rows use the permuted axes. If anyth
 carry keeps it.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,11 +59,32 @@ class Permuted(NamedTuple):
 jax.tree_util.register_dataclass(Permuted, ["array"], ["order", "roots"])
 
 
-class Layouts(NamedTuple):
-    """A loop that stores some carries in another layout."""
+Orders = dict[int, tuple[int, ...]]  #: by carry, for each axis of the buffer the axis of the array that it is
 
-    jaxpr: Jaxpr
-    orders: dict[int, tuple[int, ...]]
+
+class Layouts:
+    """A loop traced with some carries in other layouts."""
+
+    def __init__(self, loop: registry.Body, orders: Orders) -> None:
+        self.orders, self.evaluator, closed = orders, _Layouts(), _compat.closed(loop.jaxpr)
+        consts, carry, xs = loop.split(list(closed.in_avals))
+        types = [
+            t.update(shape=tuple(Permuted(t, orders[k]).listed(t.shape))) if k in orders else t
+            for k, t in enumerate(carry)
+        ]
+
+        def step(consts: list[Array], carry: list[Array], xs: list[Array]) -> list[Array]:
+            inputs = [Permuted(x, orders[k], frozenset([k])) if k in orders else x for k, x in enumerate(carry)]
+            self.outs = outs = self.evaluator.evaluate(closed, [*consts, *inputs, *xs])
+            self.evaluator.eqn = None
+            return [x.array if self.stays(k) else self.evaluator.array(x) for k, x in enumerate(outs)]
+
+        self.jaxpr = jax.make_jaxpr(step)(consts, types, xs)
+
+    def stays(self, k: int) -> bool:
+        """Return whether a carry has its layout after a step, and nothing needs another one."""
+        out, order = self.outs[k], self.orders.get(k)
+        return isinstance(out, Permuted) and out.order == order and k not in self.evaluator.needed
 
     def start(self, carry: Sequence[Array]) -> list[Array]:
         """Return the carry before the first step, from the carry as it is without layouts."""
@@ -83,20 +105,21 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
     _, carry, _ = body.split(list(_compat.closed(body.jaxpr).in_avals))
     used = set() if predicate is None else _used(predicate.jaxpr, len(carry))
     large = [k for k, t in enumerate(carry) if t.ndim > 2 and has_rows(t) and k not in used and not is_divided(t)]
-    tried = _LayoutTrial(body, {k: tuple(range(carry[k].ndim)) for k in large})
-    orders = {k: order for k, order in tried.evaluator.wanted.items() if order != tried.orders[k]}
-    while orders:
-        tried = _LayoutTrial(body, orders)
-        kept = {k: order for k, order in orders.items() if tried.stays(k)}
-        for k in orders:
-            if k not in kept:
-                explained.output(loop, body.jaxpr, k, "layout", "", "another-layout", by=tried.evaluator.needed.get(k))
-            elif kept == orders:
-                explained.output(loop, body.jaxpr, k, "layout", f"its axes in the order {orders[k]}")
-        if kept == orders:
-            return Layouts(tried.jaxpr, orders)
-        orders = kept
-    return None
+    as_given = Layouts(body, {k: tuple(range(carry[k].ndim)) for k in large})
+    wanted = {k: order for k, order in as_given.evaluator.wanted.items() if order != as_given.orders[k]}
+
+    def narrowed(orders: Orders) -> tuple[Orders, Layouts | None]:
+        if not orders:
+            return orders, None
+        tried = Layouts(body, orders)
+        for k in itertools.filterfalse(tried.stays, orders):
+            explained.output(loop, body.jaxpr, k, "layout", "", "another-layout", by=tried.evaluator.needed.get(k))
+        return {k: order for k, order in orders.items() if tried.stays(k)}, tried
+
+    orders, found = jaxprs.fixed_point(wanted, narrowed)
+    for k, order in orders.items():
+        explained.output(loop, body.jaxpr, k, "layout", f"its axes in the order {order}")
+    return found
 
 
 def may_be_in(body: registry.Body) -> bool:
@@ -122,31 +145,6 @@ def _used(jaxpr: Jaxpr, count: int) -> set[int]:
     """Return which of the last inputs a jaxpr uses."""
     used = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
     return {k for k, v in enumerate(jaxpr.invars[len(jaxpr.invars) - count :]) if v in used}
-
-
-class _LayoutTrial:
-    """A loop traced with some carries in other layouts."""
-
-    def __init__(self, loop: registry.Body, orders: dict[int, tuple[int, ...]]) -> None:
-        self.orders, self.evaluator, closed = orders, _Layouts(), _compat.closed(loop.jaxpr)
-        consts, carry, xs = loop.split(list(closed.in_avals))
-        types = [
-            t.update(shape=tuple(Permuted(t, orders[k]).listed(t.shape))) if k in orders else t
-            for k, t in enumerate(carry)
-        ]
-
-        def step(consts: list[Array], carry: list[Array], xs: list[Array]) -> list[Array]:
-            inputs = [Permuted(x, orders[k], frozenset([k])) if k in orders else x for k, x in enumerate(carry)]
-            self.outs = outs = self.evaluator.evaluate(closed, [*consts, *inputs, *xs])
-            self.evaluator.eqn = None
-            return [x.array if self.stays(k) else self.evaluator.array(x) for k, x in enumerate(outs)]
-
-        self.jaxpr = jax.make_jaxpr(step)(consts, types, xs)
-
-    def stays(self, k: int) -> bool:
-        """Return whether a carry has its layout after a step, and nothing needs another one."""
-        out, order = self.outs[k], self.orders.get(k)
-        return isinstance(out, Permuted) and out.order == order and k not in self.evaluator.needed
 
 
 class _Layouts(Evaluator):

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 
-from jax_tensorarray import _compat, _contexts, _gates
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained, twins
 from jax_tensorarray._in_place.representations import Held
 from jax_tensorarray._in_place.rings import Ring, Rings, longer, spread
@@ -31,26 +31,114 @@ from jax_tensorarray._types import Equation
 Array = jax.Array
 
 
-class Registers(NamedTuple):
-    """A loop whose registers are rings. Its body takes and returns their starts after the other carries."""
+class Form(NamedTuple):
+    """How a register is stored."""
 
-    jaxpr: Jaxpr
-    predicate: Any  #: of a `while_loop`, which takes the starts, too
-    axes: dict[int, int]  #: for each carry that is a register, the axis that its rows are along
-    places: dict[int, int]  #: and the number of its start, which registers that move together share
-    shapes: list[tuple[int, ...]]  #: of the starts
+    axis: int  #: that its rows are along
+    start: tuple[int, ...]  #: the shape of its start
+    place: int  #: the number of its start, which registers that move together share
+
+
+class Registers:
+    """A loop traced with rings as some of its carries: it carries their starts after all others."""
+
+    def __init__(self, loop: registry.Body, forms: dict[int, Form], predicate: Any) -> None:
+        self.closed, self.forms, self.evaluator = _compat.closed(loop.jaxpr), forms, Rings()
+        self.consts, self.carry, self.xs = loop.split(list(self.closed.in_avals))
+        shapes = {form.place: form.start for form in forms.values()}
+        self.types = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes.values()]
+        self.starts: list[Array] = []
+        self.outs: list[Held] = []
+        self.traced = self._body()
+        self.predicate = None if predicate is None else self._predicate(predicate)
 
     def start(self) -> list[Array]:
         """Return the starts before the first step."""
-        return [jnp.zeros(shape, jnp.int32) for shape in self.shapes]
+        return [jnp.zeros(t.shape, t.dtype) for t in self.types]
 
     def end(self, carry: Sequence[Array]) -> list[Array]:
         """Return the carry with all rows in order."""
-        own, starts = list(carry[: len(carry) - len(self.shapes)]), carry[len(carry) - len(self.shapes) :]
-        for k, axis in self.axes.items():
-            ring = Ring(own[k], starts[self.places[k]], axis)
+        own, starts = list(carry[: len(carry) - len(self.types)]), carry[len(carry) - len(self.types) :]
+        for k, form in self.forms.items():
+            ring = Ring(own[k], starts[form.place], form.axis)
             own[k] = ring.rows(0, ring.n)
         return own
+
+    def moves(self, k: int) -> bool:
+        """Return whether a carry is a ring after the step, too, with another start."""
+        out = self.outs[k]
+        is_ring = isinstance(out, Ring) and out.axis == self.forms[k].axis
+        return is_ring and not any(out.start is start for start in self.starts)
+
+    def why_not(self, k: int, length: int | None) -> tuple[str, dict[str, Any]]:
+        """Return why a carry whose rows move is no register: a reason and its facts. The reason is empty if it is."""
+        of, axes = self.carry[k], len(self.form_after(k).start)
+        least = _gates.REGISTER_BYTES_OF_EXAMPLE if axes else _gates.REGISTER_BYTES
+        if k in self.evaluator.needed:
+            return "read-as-a-whole", {"by": self.evaluator.needed[k]}
+        if math.prod(of.shape[axes:]) * of.dtype.itemsize < least:
+            return "small-buffer", {"least": least}
+        if length is not None and length < _gates.RING_STEPS:
+            return "few-steps", {"least": _gates.RING_STEPS}
+        return "", {}
+
+    def form_after(self, k: int) -> Form:
+        """Return the form of a ring after the step: examples that move apart have starts of their own."""
+        form = self.forms[k]
+        return form._replace(start=longer(form.start, self.outs[k].start.shape))
+
+    def placed(self, forms: dict[int, Form]) -> dict[int, Form]:
+        """Return the forms with the numbers of their starts: registers that move apart get separate ones."""
+        n = len(self.carry)
+        after = dict(zip(self.forms, twins.numbers_of_outputs(self.traced)[n : n + len(self.forms)], strict=True))
+        kinds = {k: (form.place, form.start, after[k]) for k, form in forms.items()}
+        known = list(dict.fromkeys(kinds.values()))
+        return {k: form._replace(place=known.index(kinds[k])) for k, form in forms.items()}
+
+    @property
+    def jaxpr(self) -> Any:
+        """The body. As it is traced it returns a start for each register; this one returns each start once."""
+        n, places = len(self.carry), [form.place for form in self.forms.values()]
+        first = [places.index(k) for k in range(len(self.types))]
+
+        def step(*args: Array) -> list[Array]:
+            outs = jaxprs.function(self.traced)(*args)
+            return [*outs[:n], *(outs[n + k] for k in first), *outs[n + len(places) :]]
+
+        return self.traced if len(first) == len(places) else jax.make_jaxpr(step)(*self.traced.in_avals)
+
+    def _inputs(self, carry: Sequence[Array], starts: Sequence[Array]) -> list[Held]:
+        inputs: list[Held] = list(map(Value.given, carry))
+        for k, form in self.forms.items():
+            inputs[k] = Ring(carry[k], starts[form.place], form.axis, frozenset([k]))
+        return inputs
+
+    def _body(self) -> Any:
+        def step(consts: list[Array], carry: list[Array], starts: list[Array], xs: list[Array]) -> list[Array]:
+            self.starts = starts
+            inputs = [*map(Value.given, consts), *self._inputs(carry, starts), *map(Value.given, xs)]
+            self.outs = outs = self.evaluator.evaluate(self.closed, inputs)
+            self.evaluator.eqn = None
+            arrays = [
+                x.array if k in self.forms and isinstance(x, Ring) else self.evaluator.array(x)
+                for k, x in enumerate(outs)
+            ]
+            after = []
+            for k, form in self.forms.items():
+                start = starts[form.place]
+                new = outs[k].start if isinstance(outs[k], Ring) else start
+                after.append(spread(new, longer(new.shape, start.shape)))
+            return [*arrays[: len(carry)], *after, *arrays[len(carry) :]]
+
+        return jax.make_jaxpr(step)(self.consts, self.carry, self.types, self.xs)
+
+    def _predicate(self, jaxpr: Jaxpr) -> Any:
+        def goes_on(consts: list[Array], carry: list[Array], starts: list[Array]) -> list[Array]:
+            outs = self.evaluator.evaluate(jaxpr, [*map(Value.given, consts), *self._inputs(carry, starts)])
+            return list(map(self.evaluator.array, outs))
+
+        consts = jaxpr.in_avals[: len(jaxpr.in_avals) - len(self.carry)]
+        return jax.make_jaxpr(goes_on)(consts, self.carry, self.types)
 
 
 def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predicate: Any = None) -> Registers | None:
@@ -59,54 +147,34 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
     `length` is the number of steps, if it is known, and `predicate` that of a `while_loop`, whose examples end at
     different times, and so have starts of their own, if it has axes.
     """
-    axes = _candidates(body) if length is None or length >= _gates.RING_STEPS else {}
-    shapes = dict.fromkeys(axes, () if predicate is None else predicate.out_avals[0].shape)
-    places = dict.fromkeys(axes, 0)
-    say_why(loop, body)
-    while axes:
-        tried = _RegisterTrial(body, axes, shapes, places)
-        jaxpr = tried.body()
-        new_predicate = None if predicate is None else tried.predicate(predicate)
-        wider = {k: longer(shapes[k], tried.outs[k].start.shape) for k in axes if tried.is_register(k)}
-        kept = {k: axes[k] for k, shape in wider.items() if tried.is_worth(k, len(shape))}
-        wider, together = {k: wider[k] for k in kept}, tried.move_together(jaxpr)
-        if kept == axes and wider == shapes and together == tried.places:
-            for k in axes:
-                explained.output(loop, body.jaxpr, k, "shift", "a ring buffer")
-            return Registers(tried.with_starts_once(jaxpr), new_predicate, axes, tried.places, tried.shapes)
-        axes, shapes, places = kept, wider, {k: together[k] for k in kept}
-    return None
 
+    def narrowed(forms: dict[int, Form]) -> tuple[dict[int, Form], Registers | None]:
+        if not forms:
+            return forms, None
+        tried, kept = Registers(body, forms, predicate), dict[int, Form]()
+        for k in filter(tried.moves, forms):
+            why, facts = tried.why_not(k, length)
+            if not why:
+                kept[k] = tried.form_after(k)
+            elif k in tried.evaluator.shifted:
+                explained.output(loop, body.jaxpr, k, "shift", "", why, **facts)
+        return tried.placed(kept), tried
 
-def say_why(loop: Any, body: registry.Body) -> None:
-    """Say of each carry of a loop whose rows move why it is not a ring."""
-    if _contexts.listening.value is None:
-        return
-    axes, length, predicate = _candidates(body, least=0), loop.params.get("length"), loop.params.get("cond_jaxpr")
-    shape = () if predicate is None else predicate.out_avals[0].shape
-    tried = _RegisterTrial(body, axes, dict.fromkeys(axes, shape), dict.fromkeys(axes, 0))
-    tried.body()
-    for k in (k for k in axes if tried.moves(k) and k in tried.evaluator.shifted):
-        reason, facts = "", dict[str, Any]()
-        if k in tried.evaluator.needed:
-            reason, facts = "read-as-a-whole", {"by": tried.evaluator.needed[k]}
-        elif tried.carry[k].size * tried.carry[k].dtype.itemsize < _gates.REGISTER_BYTES:
-            reason, facts = "small-buffer", {"least": _gates.REGISTER_BYTES}
-        elif not tried.is_worth(k, len(longer(shape, tried.outs[k].start.shape))):
-            reason, facts = "small-buffer", {"least": _gates.REGISTER_BYTES_OF_EXAMPLE}
-        elif length is not None and length < _gates.RING_STEPS:
-            reason, facts = "few-steps", {"least": _gates.RING_STEPS}
-        if reason:
-            explained.output(loop, body.jaxpr, k, "shift", "", reason, **facts)
+    is_tried = length is None or length >= _gates.RING_STEPS or explained.is_asked()
+    start = () if predicate is None else predicate.out_avals[0].shape
+    forms, found = jaxprs.fixed_point(_candidates(body, start) if is_tried else {}, narrowed)
+    for k in forms:
+        explained.output(loop, body.jaxpr, k, "shift", "a ring buffer")
+    return found
 
 
 def may_be_in(body: registry.Body) -> bool:
     return bool(_candidates(body))
 
 
-def _candidates(body: registry.Body, least: float | None = None) -> dict[int, int]:
-    """Return for each carry that may be a register of `least` bytes or more the axis that its rows are along."""
-    least = _gates.REGISTER_BYTES if least is None else least
+def _candidates(body: registry.Body, start: tuple[int, ...] = ()) -> dict[int, Form]:
+    """Return the forms of all carries that may be registers: those of one length share a start of that shape."""
+    least = 0 if explained.is_asked() else _gates.REGISTER_BYTES
     closed = _compat.closed(body.jaxpr)
     kinds: set[tuple[tuple[int, ...], int]] = set()
 
@@ -121,11 +189,12 @@ def _candidates(body: registry.Body, least: float | None = None) -> dict[int, in
         return False
 
     jaxprs.any_equation(closed, look)
-    found = {}
+    found, places = dict[int, Form](), dict[int, int]()
     for k, aval in enumerate(body.split(list(closed.in_avals))[1] if kinds else ()):
         if has_rows(aval) and aval.size * aval.dtype.itemsize >= least and not is_divided(aval):
-            fit = [d for shape, d in kinds if len(shape) == aval.ndim and _fits(shape, aval.shape, d)]
-            found.update(dict.fromkeys([k], fit[0]) if fit else {})
+            axes = [d for shape, d in kinds if _fits(shape, aval.shape, d)]
+            if axes:
+                found[k] = Form(axes[0], start, places.setdefault(aval.shape[axes[0]], len(places)))
     return found
 
 
@@ -136,91 +205,4 @@ def is_divided(aval: Any) -> bool:
 
 def _fits(line: Sequence[int], shape: Sequence[int], axis: int) -> bool:
     others = [d for d in range(len(shape)) if d != axis]
-    return 1 < shape[axis] <= line[axis] and all(line[d] == shape[d] for d in others)
-
-
-class _RegisterTrial:
-    """A loop traced with rings as some of its carries."""
-
-    def __init__(
-        self,
-        loop: registry.Body,
-        axes: dict[int, int],
-        shapes: dict[int, tuple[int, ...]],
-        places: dict[int, int],
-    ) -> None:
-        self.closed, self.axes, self.evaluator = _compat.closed(loop.jaxpr), axes, Rings()
-        self.consts, self.carry, self.xs = loop.split(list(self.closed.in_avals))
-        # Those of one place share a start if they have as many rows.
-        kinds = {k: (places[k], shapes[k], self.carry[k].shape[axis]) for k, axis in axes.items()}
-        known = list(dict.fromkeys(kinds.values()))
-        self.places, self.shapes = {k: known.index(kind) for k, kind in kinds.items()}, [kind[1] for kind in known]
-        self.types = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in self.shapes]
-        self.starts: list[Array] = []
-        self.outs: list[Held] = []
-
-    def move_together(self, jaxpr: Jaxpr) -> dict[int, int]:
-        """Return for each register the number of its start: registers that move apart get separate ones."""
-        n = len(self.carry)
-        after = dict(zip(self.axes, twins.numbers_of_outputs(jaxpr)[n : n + len(self.axes)], strict=True))
-        kinds = {k: (self.places[k], after[k]) for k in self.axes}
-        known = list(dict.fromkeys(kinds.values()))
-        return {k: known.index(kind) for k, kind in kinds.items()}
-
-    def with_starts_once(self, jaxpr: Jaxpr) -> Any:
-        """Turn a body that returns a start for each register into one that returns each start once."""
-        n = len(self.carry)
-        first = [list(self.places.values()).index(k) for k in range(len(self.shapes))]
-
-        def step(*args: Array) -> list[Array]:
-            outs = jaxprs.function(jaxpr)(*args)
-            return [*outs[:n], *(outs[n + k] for k in first), *outs[n + len(self.axes) :]]
-
-        return jaxpr if len(first) == len(self.axes) else jax.make_jaxpr(step)(*jaxpr.in_avals)
-
-    def is_register(self, k: int) -> bool:
-        """Return whether the rows of a carry move, and nothing needs most of them in order."""
-        return self.moves(k) and k not in self.evaluator.needed
-
-    def moves(self, k: int) -> bool:
-        out = self.outs[k]
-        is_ring = isinstance(out, Ring) and out.axis == self.axes[k]
-        return is_ring and not any(out.start is start for start in self.starts)
-
-    def is_worth(self, k: int, axes: int) -> bool:
-        """Return whether a register is large enough, given how many axes its start has."""
-        of = self.carry[k]
-        return not axes or math.prod(of.shape[axes:]) * of.dtype.itemsize >= _gates.REGISTER_BYTES_OF_EXAMPLE
-
-    def inputs(self, carry: Sequence[Array], starts: Sequence[Array]) -> list[Held]:
-        inputs: list[Held] = list(map(Value.given, carry))
-        for k, axis in self.axes.items():
-            inputs[k] = Ring(carry[k], starts[self.places[k]], axis, frozenset([k]))
-        return inputs
-
-    def body(self) -> Any:
-        def step(consts: list[Array], carry: list[Array], starts: list[Array], xs: list[Array]) -> list[Array]:
-            self.starts = starts
-            inputs = [*map(Value.given, consts), *self.inputs(carry, starts), *map(Value.given, xs)]
-            self.outs = outs = self.evaluator.evaluate(self.closed, inputs)
-            self.evaluator.eqn = None
-            arrays = [
-                x.array if k in self.axes and isinstance(x, Ring) else self.evaluator.array(x)
-                for k, x in enumerate(outs)
-            ]
-            after = []
-            for k in self.axes:
-                start = starts[self.places[k]]
-                new = outs[k].start if isinstance(outs[k], Ring) else start
-                after.append(spread(new, longer(new.shape, start.shape)))
-            return [*arrays[: len(carry)], *after, *arrays[len(carry) :]]
-
-        return jax.make_jaxpr(step)(self.consts, self.carry, self.types, self.xs)
-
-    def predicate(self, jaxpr: Jaxpr) -> Any:
-        def goes_on(consts: list[Array], carry: list[Array], starts: list[Array]) -> list[Array]:
-            outs = self.evaluator.evaluate(jaxpr, [*map(Value.given, consts), *self.inputs(carry, starts)])
-            return list(map(self.evaluator.array, outs))
-
-        consts = jaxpr.in_avals[: len(jaxpr.in_avals) - len(self.carry)]
-        return jax.make_jaxpr(goes_on)(consts, self.carry, self.types)
+    return len(line) == len(shape) and 1 < shape[axis] <= line[axis] and all(line[d] == shape[d] for d in others)

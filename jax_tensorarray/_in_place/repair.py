@@ -162,8 +162,7 @@ class Repair:
         """Return whether there is something to repair in a jaxpr."""
         if any(map(self.finds_in, _compat.opened(jaxpr).eqns)):
             return True
-        is_explained = _contexts.listening.value is not None
-        return self.in_loop and patterns.chooses_rows(jaxpr, by_products=is_explained)
+        return self.in_loop and patterns.chooses_rows(jaxpr, by_products=explained.is_asked())
 
     def finds_in(self, eqn: Equation) -> bool:
         """Return whether there is something to repair in an equation."""
@@ -276,12 +275,6 @@ class Repair:
         if jaxprs.has_symbolic_shapes(eqn):
             return Left("symbolic-shape")
         return rows.why_left(eqn) if self.in_loop else Left("not-in-a-loop")
-
-    def say_why(self, eqn: Equation) -> None:
-        """Say why no carry of a loop that stays is a ring."""
-        if eqn.primitive.name in LOOPS:
-            [loop] = registry.ENTRIES[eqn.primitive.name].bodies(eqn.params)
-            registers.say_why(eqn, loop)
 
 
 class _Repaired(registry.Change):
