@@ -192,7 +192,7 @@ def _candidates(body: registry.Body, start: tuple[int, ...] = ()) -> dict[int, F
     found, places = dict[int, Form](), dict[int, int]()
     for k, aval in enumerate(body.split(list(closed.in_avals))[1] if kinds else ()):
         if has_rows(aval) and aval.size * aval.dtype.itemsize >= least and not is_divided(aval):
-            axes = [d for shape, d in kinds if _fits(shape, aval.shape, d)]
+            axes = [d for shape, d in kinds if d >= len(start) and _fits(shape, aval.shape, d)]
             if axes:
                 found[k] = Form(axes[0], start, places.setdefault(aval.shape[axes[0]], len(places)))
     return found

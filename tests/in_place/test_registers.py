@@ -132,6 +132,21 @@ def test_examples_that_end_at_different_times():
     assert_no_whole_buffer_copy(program, np.stack([ONES] * 3))
 
 
+@pytest.mark.filterwarnings("error")
+def test_no_rows_move_along_the_axis_of_examples_that_end_at_different_times():
+    def until(x, n):
+        both = jnp.arange(2.0 * ROWS)
+
+        def body(c):
+            return c[0] + 1, c[1] + jnp.concatenate([both[:ROWS], both[ROWS:]])[c[0] % 3]
+
+        return lax.while_loop(lambda c: c[0] < n, body, (0, x))[1]
+
+    x, n = np.linspace(0.1, 1, ROWS), np.arange(ROWS) % STEPS
+    expected = [start + sum(k % 3 for k in range(steps)) for start, steps in zip(x, n, strict=True)]
+    np.testing.assert_allclose(in_place(jax.vmap(until))(x, n), expected)
+
+
 @pytest.mark.parametrize(
     "push",
     [
