@@ -6,8 +6,7 @@ Without a listener, this module keeps nothing and looks at nothing more.
 
 import contextlib
 import contextvars
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import source_info_util
@@ -20,8 +19,6 @@ from jax_tensorarray._jaxprs import jaxprs, kinds, registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._types import Equation
-
-_NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Remark(NamedTuple):
@@ -80,50 +77,54 @@ def remark(
     repair: Any, jaxpr: Jaxpr, eqn: Equation, operands: Sequence[Value], results: Sequence[Value], left: Left | None
 ) -> None:
     """Note what became of an equation of a jaxpr: the results that a rule made, or `left`, the reason why it stays."""
-    listener = _listener()
-    if listener is None:
+    if _listener() is None:
         return
     name = eqn.primitive.name
     kind, is_made = KINDS.get(name), left is None
     if name in kinds.OF_REFS:
-        listener.notes.append(_note(jaxpr, eqn, kind, "", "ref"))
+        _note(jaxpr, eqn, "", "ref")
     elif kind == "select" and not _is_of_buffers(jaxpr, eqn, operands, results[0], is_made):
         pass
     elif kind is not None:
         if left is None:
-            whole = "whole-view" if _is_made_whole(operands[0]) else ""
-            listener.notes.append(_note(jaxpr, eqn, kind, _became(kind, operands, results), whole))
+            _note(jaxpr, eqn, _became(kind, operands, results), "whole-view" if _is_made_whole(operands[0]) else "")
         elif kind != "read" or left.reason != "made-in-the-step":
-            listener.notes.append(_note(jaxpr, eqn, kind, "", left.reason))
+            _note(jaxpr, eqn, "", left.reason)
     elif registry.entry_of(eqn).kind == "branches":
         is_select = results and all(x.before is not None or any(x is y for y in operands) for x in results)
         if is_select and all(x.differs_where is None for x in results):
             became = next((x.became for x in reversed(results) if x.became), "a masked write")
-            listener.notes.append(_note(jaxpr, eqn, "select", became))
+            _add(jaxpr, eqn, "select", eqn.outvars[0].aval, became)
         elif repair.in_loop:
-            listener.notes += _of_branches(jaxpr, eqn)
+            _note_branches(jaxpr, eqn)
     elif name == "while":
-        listener.notes += _of_while(jaxpr, eqn, repair.request.max_steps)
+        _note_while(repair, jaxpr, eqn)
     elif name in patterns.PRODUCTS and not is_made and patterns.is_masked(operands):
-        listener.notes.extend(
-            Remark(jaxpr, eqn, _place(eqn), "product", v.aval, "", "mask-product", {})
-            for v, x in zip(eqn.invars, operands, strict=True)
-            if x.is_given and not x.is_constant and _size(v.aval) > 1
-        )
+        _note_operands(jaxpr, eqn, operands, "product", "mask-product")
     elif not registry.entry_of(eqn).bodies(eqn.params) and eqn.primitive not in ROW_OPS and not is_made:
-        _skip_inside(listener, _Skipped(repair, "foreign-primitive", {"by": eqn}), eqn)
+        _skip_inside(repair, eqn, "foreign-primitive", by=eqn)
         if repair.in_loop and name not in kinds.OF_JAX and not jaxprs.is_of_ours(eqn):
-            for v, x in zip(eqn.invars, operands, strict=True):
-                if x.is_given and not x.is_constant and x.shape:
-                    note = Remark(jaxpr, eqn, _place(eqn), "use", v.aval, "", "foreign-primitive", {"by": eqn})
-                    listener.notes.append(note)
+            _note_operands(jaxpr, eqn, operands, "use", "foreign-primitive", by=eqn)
 
 
-def _note(
-    jaxpr: Jaxpr, eqn: Equation, kind: Any, became: str, reason: str = "", facts: Mapping[str, Any] = _NO_FACTS
-) -> Remark:
+def _add(jaxpr: Jaxpr, eqn: Equation, kind: str, aval: Any, became: str, reason: str = "", **facts: Any) -> None:
+    _listener().notes.append(Remark(jaxpr, eqn, _place(eqn), kind, aval, became, reason, facts))
+
+
+def _note(jaxpr: Jaxpr, eqn: Equation, became: str, reason: str = "", **facts: Any) -> None:
+    """Note what became of a read, a write or a select."""
+    kind = KINDS[eqn.primitive.name]
     buffer = eqn.outvars[0] if kind == "select" else eqn.invars[0]
-    return Remark(jaxpr, eqn, _place(eqn), kind, buffer.aval, became, reason, facts)
+    _add(jaxpr, eqn, kind, buffer.aval, became, reason, **facts)
+
+
+def _note_operands(
+    jaxpr: Jaxpr, eqn: Equation, operands: Sequence[Value], kind: str, reason: str, **facts: Any
+) -> None:
+    """Note which of the operands were there before the step: these are used as a whole."""
+    for v, x in zip(eqn.invars, operands, strict=True):
+        if x.is_given and not x.is_constant and _size(v.aval) > 1:
+            _add(jaxpr, eqn, kind, v.aval, "", reason, **facts)
 
 
 def _place(eqn: Equation) -> str:
@@ -172,85 +173,68 @@ def _is_of_buffers(jaxpr: Jaxpr, eqn: Equation, operands: Sequence[Value], chose
     return not is_index and any(x.is_given and not x.is_constant for x in cases)
 
 
-def _of_branches(jaxpr: Jaxpr, eqn: Equation) -> Iterable[Remark]:
-    """Yield a note for each result of branches that is a version of a buffer in some and not in others."""
+def _note_branches(jaxpr: Jaxpr, eqn: Equation) -> None:
+    """Note each result of branches that is a version of a buffer in some and not in others."""
     bodies = [Uses(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
     for number, v in enumerate(eqn.outvars):
         if getattr(v.aval, "shape", ()) and _size(v.aval) > 1:
             roots = [body.root(body.jaxpr.outvars[number]) for body in bodies]
             if len(set(roots)) > 1 and any(k is not None for k in roots):
-                reason = "made-in-the-step" if None in roots else "another-buffer"
-                yield Remark(jaxpr, eqn, _place(eqn), "select", v.aval, "", reason, {})
+                _add(jaxpr, eqn, "select", v.aval, "", "made-in-the-step" if None in roots else "another-buffer")
 
 
 def _size(aval: Any) -> int:
     return getattr(aval, "size", 0)
 
 
-def _of_while(jaxpr: Jaxpr, eqn: Equation, max_steps: int | None) -> list[Remark]:
-    floats = [v for v in eqn.outvars if jaxprs.is_inexact(v.aval)]
-    if max_steps is not None or not floats:
-        return []
-    aval = max(floats, key=lambda v: _size(v.aval)).aval
-    return [Remark(jaxpr, eqn, _place(eqn), "loop", aval, "no derivative in reverse mode", "no-bound", {})]
+def _note_while(repair: Any, jaxpr: Jaxpr, eqn: Equation) -> None:
+    floats = [v.aval for v in eqn.outvars if jaxprs.is_inexact(v.aval)]
+    if repair.request.max_steps is None and floats:
+        _add(jaxpr, eqn, "loop", max(floats, key=_size), "no derivative in reverse mode", "no-bound")
 
 
 def skipped(repair: Any, eqn: Equation, reason: str = "") -> None:
     """Note that the body of an equation stays as it is, for one reason or for those that `repair` finds."""
-    listener = _listener()
-    if listener is not None:
-        _skip_inside(listener, _Skipped(repair, reason), eqn)
+    if _listener() is not None:
+        _skip_inside(repair, eqn, reason)
 
 
 def skipped_as_a_whole(repair: Any, jaxpr: Jaxpr) -> None:
     """Note that all of a jaxpr stays."""
-    listener = _listener()
-    if listener is not None:
-        _skip(listener, _Skipped(repair), _compat.opened(jaxpr))
+    if _listener() is not None:
+        _skip(repair, _compat.opened(jaxpr), "")
 
 
-class _Skipped(NamedTuple):
-    """The reason for equations skipped without consulting a rule."""
-
-    repair: Any
-    reason: str = ""  #: if it is empty, `repair` finds it
-    facts: Mapping[str, Any] = _NO_FACTS
-
-    def inside(self, eqn: Equation) -> "_Skipped":
-        kind, name = registry.entry_of(eqn).kind, eqn.primitive.name
-        repair = self.repair.of_loop() if kind == "loop" else self.repair
-        is_ours = kind == "loop" and name not in ("scan", "while")
-        reason = "library-loop" if is_ours else "symbolic-shape" if jaxprs.has_symbolic_shapes(eqn) else ""
-        return _Skipped(repair, self.reason or reason, self.facts)
-
-
-def _skip_inside(listener: Listener, left_as_is: _Skipped, eqn: Equation) -> None:
-    within = left_as_is.inside(eqn)
+def _skip_inside(repair: Any, eqn: Equation, reason: str, **facts: Any) -> None:
+    is_loop = registry.entry_of(eqn).kind == "loop"
+    if not reason and is_loop and eqn.primitive.name not in ("scan", "while"):
+        reason = "library-loop"
+    elif not reason and jaxprs.has_symbolic_shapes(eqn):
+        reason = "symbolic-shape"
     for jaxpr in jaxprs.jaxprs_in(eqn.params):
-        _skip(listener, within, jaxpr)
+        _skip(repair.of_loop() if is_loop else repair, jaxpr, reason, **facts)
 
 
-def _skip(listener: Listener, left_as_is: _Skipped, jaxpr: Jaxpr) -> None:
-    repair = left_as_is.repair
+def _skip(repair: Any, jaxpr: Jaxpr, reason: str, **facts: Any) -> None:
     for eqn in jaxpr.eqns:
         name, kind = eqn.primitive.name, KINDS.get(eqn.primitive.name)
         if name in kinds.OF_REFS:
-            listener.notes.append(_note(jaxpr, eqn, kind, "", "ref"))
+            _note(jaxpr, eqn, "", "ref")
         elif kind in ("read", "write"):
-            left = Left(left_as_is.reason) if left_as_is.reason else repair.why_left(eqn)
-            if left_as_is.reason == "library-loop" and _is_of_a_derivative(listener, jaxpr, eqn):
+            left = Left(reason) if reason else repair.why_left(eqn)
+            if reason == "library-loop" and _is_of_a_derivative(jaxpr, eqn):
                 continue
-            if left is not None and (left.is_known or left_as_is.reason):  # otherwise a rule has been asked already
-                listener.notes.append(_note(jaxpr, eqn, kind, "", left.reason, left_as_is.facts))
+            if left is not None and (left.is_known or reason):  # otherwise a rule has been asked already
+                _note(jaxpr, eqn, "", left.reason, **facts)
         elif kind is None:
             if name == "while":
-                listener.notes += _of_while(jaxpr, eqn, repair.request.max_steps)
+                _note_while(repair, jaxpr, eqn)
             if registry.entry_of(eqn).kind == "branches" and repair.in_loop:
-                listener.notes += _of_branches(jaxpr, eqn)
-            _skip_inside(listener, left_as_is, eqn)
+                _note_branches(jaxpr, eqn)
+            _skip_inside(repair, eqn, reason, **facts)
 
 
-def _is_of_a_derivative(listener: Listener, jaxpr: Jaxpr, eqn: Equation) -> bool:
+def _is_of_a_derivative(jaxpr: Jaxpr, eqn: Equation) -> bool:
     """Return whether a read or write in a loop of this library is from the derivative of a loop of the user.
 
     That loop has been repaired before. So a rule has been asked, and there is a note, unless the array is made in the
@@ -258,22 +242,19 @@ def _is_of_a_derivative(listener: Listener, jaxpr: Jaxpr, eqn: Equation) -> bool
     """
     if Uses(jaxpr).root(eqn.invars[0]) is None:
         return True
-    place, kind = _place(eqn), KINDS[eqn.primitive.name]
-    return any(note.place == place and note.kind == kind and note.reason != "library-loop" for note in listener.notes)
+    place, kind, notes = _place(eqn), KINDS[eqn.primitive.name], _listener().notes
+    return any(note.place == place and note.kind == kind and note.reason != "library-loop" for note in notes)
 
 
 def output(loop: Any, jaxpr: Jaxpr, number: int, kind: str, became: str, reason: str = "", **facts: Any) -> None:
     """Note what became of an output of the jaxpr of a loop, on the line that makes it or that of the loop."""
-    listener = _listener()
-    if listener is not None:
+    if _listener() is not None:
         inner = _compat.opened(jaxpr)
         v = inner.outvars[number]
-        maker = Uses(inner).maker(v) or loop
-        listener.notes.append(Remark(inner, maker, _place(maker), kind, v.aval, became, reason, facts))
+        _add(inner, Uses(inner).maker(v) or loop, kind, v.aval, became, reason, **facts)
 
 
 def before_the_loop(jaxpr: Jaxpr, eqn: Equation) -> None:
     """Note that an equation of the body is hoisted out of the loop."""
-    listener, kind = _listener(), KINDS.get(eqn.primitive.name)
-    if listener is not None and kind in ("read", "write"):
-        listener.notes.append(_note(jaxpr, eqn, kind, "computed once, before the loop"))
+    if _listener() is not None and KINDS.get(eqn.primitive.name) in ("read", "write"):
+        _note(jaxpr, eqn, "computed once, before the loop")
