@@ -1,4 +1,11 @@
-"""`residuals.explain`: the residuals that each loop of a function stores for reverse mode, and why."""
+"""`residuals.explain`: the residuals that each loop of a function stores for reverse mode, and why.
+
+The loops of a jaxpr are visited, and the strategy of each is asked. Listening to JAX while it differentiates the
+function tells less. A scan that has no choice is differentiated by JAX alone. An inner loop is differentiated several
+times: JAX traces the body of a scan until it knows which tangents are nonzero, and `linearize` traces it once more. A
+loop that is rewritten before has other equations, so a choice does not say whose it is. And a choice is compared with
+the tape of plain JAX, which `in_place` never makes.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,18 +15,15 @@ from typing import Any, ParamSpec
 import jax
 from jax.extend import source_info_util
 
-from jax_tensorarray._in_place import control
 from jax_tensorarray._in_place.repair import Repair, Request
-from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, refs, registry
 from jax_tensorarray._loops.as_while import scan_as_while
-from jax_tensorarray._loops.auto import Auto, Choice, choose_within
+from jax_tensorarray._loops.auto import Auto
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.linearize import Linearized, linearize
+from jax_tensorarray._loops.strategy import Choice
 from jax_tensorarray._loops.while_ import taped
 from jax_tensorarray._types import Equation, bytes_of
-
-Array = jax.Array
 
 _P = ParamSpec("_P")
 
@@ -62,99 +66,70 @@ def explain(
 
     @functools.wraps(fun)
     def explained(*args: _P.args, **kwargs: _P.kwargs) -> list[Choice]:
-        return _choices(Repair(request), refs.as_arrays(jax.make_jaxpr(fun)(*args, **kwargs)), memory)
+        jaxpr = refs.as_arrays(jax.make_jaxpr(fun)(*args, **kwargs))
+        loops = _loops(jaxpr, list(map(jaxprs.is_inexact, jaxpr.in_avals)))
+        return [_choice(Repair(request), *loop) for loop in loops]
 
     return explained
 
 
-def _choices(repair: Repair, jaxpr: Any, memory: int | None) -> list[Choice]:
-    """Return the choices of the loops in a jaxpr, an outer loop first."""
-    found: list[Choice] = []
+#: A loop, which of its operands are differentiated, and the strategy that the rule around it has, if there is one.
+_Loop = tuple[Equation, list[bool], Any]
 
-    def visit(eqn: Equation, operands: list[bool], own: Any = None) -> None:
+
+def _loops(jaxpr: Any, flags: Sequence[bool], own: Any = None) -> list[_Loop]:
+    """Return the loops that a derivative in the flagged inputs goes through, an outer loop first."""
+    found: list[_Loop] = []
+
+    def visit(eqn: Equation, operands: list[bool]) -> None:
         entry = registry.entry_of(eqn)
         if entry.kind == "loop":
-            found.append(_choice(repair, eqn, operands, memory, own))
+            found.append((eqn, operands, own))
         # A counted loop of this library is a scan, and the rule around it has the strategy.
         of_loop = getattr(eqn.params.get("rule"), "strategy", None)
-        visit_inside = visit if of_loop is None else functools.partial(visit, own=of_loop)
         for body in entry.bodies(eqn.params) if eqn.primitive.name != "custom_vjp_call" else ():
             consts, carry, xs = body.split(body.inputs(operands, False))
             if entry.kind == "loop":
                 carry = registry.reached_in(body, operands)[: len(carry)]
-            registry.each_reached(body.jaxpr, [*consts, *carry, *xs], visit_inside)
+            found.extend(_loops(body.jaxpr, [*consts, *carry, *xs], of_loop))
 
-    registry.each_reached(jaxpr, [jaxprs.is_inexact(a) for a in jaxpr.in_avals], visit)
+    registry.each_reached(jaxpr, flags, visit)
     return found
 
 
-def _choice(repair: Repair, eqn: Equation, operands: list[bool], memory: int | None, own: Any) -> Choice:
+def _choice(repair: Repair, eqn: Equation, operands: list[bool], own: Any) -> Choice:
     """Return the choice of a loop that is differentiated in the flagged operands, and may have its `own` strategy."""
     loop = f"{eqn.primitive.name.removeprefix('ta_')} at {source_info_util.summarize(eqn.source_info)}"
-    plain = _linearized(eqn, operands)
-    if plain is None and repair.request.max_steps is None:
+    plain = _derivative(eqn, operands)
+    may_have_bound = plain is not None or repair.request.max_steps is not None
+    repaired = _derivative(*_loops(_repaired(repair, eqn), operands)[0][:2]) if may_have_bound else None
+    if repaired is None:
         return Choice(residuals="none", reason=_NONE, tape_bytes=0, undo_bytes=None, loop=loop)
-    found: list[tuple[Any, list[bool]]] = []
-
-    def visit(inner: Any, operands: list[bool]) -> None:
-        if registry.entry_of(inner).kind == "loop":
-            found.append((inner, operands))
-        else:
-            for body in registry.entry_of(inner).bodies(inner.params):
-                registry.each_reached(body.jaxpr, body.inputs(operands, False), visit)
-
-    registry.each_reached(_repaired(repair, eqn), operands, visit)
-    eqn, operands = found[0]
-    parts = _parts(eqn)
-    linear = _linearized(eqn, operands)
-    if parts is None or linear is None:
-        return Choice(residuals="none", reason=_NONE, tape_bytes=0, undo_bytes=None, loop=loop)
-    body, steps, strategy = parts
-    strategy = own if strategy is None else strategy
-    kept = linear if plain is None else plain
-    largest = max(kept.taped, key=lambda t: bytes_of([t]), default=None)
-    if strategy is not None and not isinstance(strategy, Auto):
-        name = type(strategy).__name__
-        choice = Choice(residuals=name, reason="the loop says so", tape_bytes=0, undo_bytes=None)
-    else:
-        choice, _ = choose_within(memory if strategy is None else strategy.memory, steps, linear, body)
+    linear, steps, strategy = repaired
+    choice = (strategy or own or repair.request.residuals).choice(linear, linear.of[0], steps)
+    kept = (repaired if plain is None else plain)[0].taped
+    largest = max(kept, key=lambda t: bytes_of([t]), default=None)
     name = "" if largest is None else f"{largest.dtype}[{','.join(map(str, largest.shape))}]"
-    return replace(choice, tape_bytes=bytes_of(kept.taped), loop=loop, steps=steps, largest=name)
+    return replace(choice, tape_bytes=bytes_of(kept), loop=loop, steps=steps, largest=name)
 
 
 def _repaired(repair: Repair, eqn: Equation) -> Any:
     """Return the jaxpr of an equation as `in_place` runs it."""
-
-    def f(*operands: Array) -> list[Array]:
-        rule = control.RULES.get(eqn.primitive.name)
-        if rule is None or not repair.finds_in(eqn):
-            return jaxprs.bind(eqn, operands)
-        return [x.array for x in rule(repair, eqn, [Value.given(x) for x in operands], {})]
-
-    return jax.make_jaxpr(f)(*(v.aval for v in eqn.invars))
+    types = [v.aval for v in eqn.invars]
+    alone = jax.make_jaxpr(lambda *operands: jaxprs.bind(eqn, operands))(*types)
+    return jax.make_jaxpr(repair.function(alone, is_whole=True))(*types)
 
 
-def _parts(eqn: Equation) -> tuple[Any, int, Any] | None:
-    """Return the body of a loop as of a `ta_while`, its steps and its strategy. None if their number has no bound."""
-    params = eqn.params
-    if eqn.primitive.name == "scan":
-        [body] = registry.entry_of(eqn).bodies(params)
-        _, step = scan_as_while(params["jaxpr"], body.num_consts, body.num_carry, params["length"], params["reverse"])
-        return step, params["length"], None
-    if eqn.primitive.name != "ta_while" or not taped(params["options"].max_steps):
-        return None
-    return params["body"], params["options"].max_steps, params["options"].strategy
-
-
-def _linearized(eqn: Equation, operands: Sequence[bool]) -> Linearized | None:
-    """Return the derivative of a step; None if the number of the steps has no bound."""
-    parts = _parts(eqn)
-    if parts is None:
-        return None
-    [loop] = registry.entry_of(eqn).bodies(eqn.params)
+def _derivative(eqn: Equation, operands: Sequence[bool]) -> tuple[Linearized, int, Any] | None:
+    """Return the derivative of a step, the number of steps and the strategy. None if that number has no bound."""
+    params, [loop] = eqn.params, registry.entry_of(eqn).bodies(eqn.params)
     consts, carry, xs = loop.split(loop.inputs(operands, False))
     carry = registry.reached_in(loop, list(operands))[: len(carry)]
     if eqn.primitive.name == "scan":
+        _, step = scan_as_while(params["jaxpr"], loop.num_consts, loop.num_carry, params["length"], params["reverse"])
         ys = [jaxprs.is_inexact(a) for a in loop.jaxpr.out_avals[len(carry) :]]
-        return linearize(parts[0], [*consts, *xs], [False, *carry, *ys])
-    return linearize(parts[0], consts[loop.leading :], carry)
+        return linearize(step, [*consts, *xs], [False, *carry, *ys]), params["length"], None
+    if eqn.primitive.name != "ta_while" or not taped(params["options"].max_steps):
+        return None
+    options = params["options"]
+    return linearize(params["body"], consts[loop.leading :], carry), options.max_steps, options.strategy

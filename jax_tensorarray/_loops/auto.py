@@ -12,45 +12,12 @@ from jax_tensorarray import _gates
 from jax_tensorarray._loops.checkpoint import Checkpoint
 from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.replay import Replay, live_carries
-from jax_tensorarray._loops.strategy import Strategy
+from jax_tensorarray._loops.strategy import Choice, Strategy
 from jax_tensorarray._loops.undo import Plan, plan, undone
 from jax_tensorarray._loops.while_ import Loop
 from jax_tensorarray._types import bytes_of
 
 Array = jax.Array
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """How a loop stores the values of its steps for reverse mode, as `residuals.explain` finds.
-
-    Attributes:
-        residuals: "tape", "undo" or "checkpoint" if the loop chooses, the name of the class that it was given, or
-            "none" if the loop has no derivative in reverse mode.
-        reason: why.
-        tape_bytes: how many bytes plain JAX, or a tape, stores per step.
-        undo_bytes: how many bytes "undo" stores per step; None if it was not considered.
-        checkpoints: how many carries "checkpoint" stores; None for any other choice.
-        loop: the kind of the loop, and its file and line.
-        steps: how many steps it takes at most; None if there is no bound.
-        largest: the type of the largest array that the tape stores per step.
-    """
-
-    residuals: str
-    reason: str
-    tape_bytes: int
-    undo_bytes: int | None
-    checkpoints: int | None = None
-    loop: str = ""
-    steps: int | None = None
-    largest: str = ""
-
-    def __str__(self) -> str:
-        times, unit = (self.steps, "in all") if self.steps else (1, "per step")
-        sizes = ("tape", self.tape_bytes), ("undo", self.undo_bytes)
-        kept = [f"{name} {times * n / 1e6:.3g} MB" for name, n in sizes if n]
-        amounts = f" ({', '.join(kept)} {unit})" if kept else ""
-        return f"{self.loop}: {self.residuals}: {self.reason}{amounts}"
 
 
 def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
@@ -153,8 +120,15 @@ class Auto(Strategy):
     def has_choice(self, keeps_much: Callable[[], bool]) -> bool:
         return self.memory is not None or keeps_much()
 
+    def _chosen(self, linear: Linearized, body: Any, max_steps: int) -> tuple[Choice, Plan | None]:
+        """Return the choice for a loop, and the plan if it is to undo the steps."""
+        return choose_within(self.memory, max_steps, linear, body)
+
+    def choice(self, linear: Linearized, body: Any, max_steps: int) -> Choice:
+        return self._chosen(linear, body, max_steps)[0]
+
     def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> Strategy | None:
-        choice, planned = choose_within(self.memory, max_steps, linear, body)
+        choice, planned = self._chosen(linear, body, max_steps)
         if choice.checkpoints is not None:
             return Checkpoint(choice.checkpoints)
         return None if planned is None else _Planned(planned, self)
@@ -167,8 +141,10 @@ class Checkpoints(Auto):
     def has_choice(self, keeps_much: Callable[[], bool]) -> bool:
         return True
 
-    def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> Strategy | None:
-        return Checkpoint(max(1, _checkpoints(self.memory or 0, max_steps, body)[0]))
+    def _chosen(self, linear: Linearized, body: Any, max_steps: int) -> tuple[Choice, None]:
+        number, _ = _checkpoints(self.memory or 0, max_steps, body)
+        found = Choice(residuals="checkpoint", reason="the loop says so", tape_bytes=0, undo_bytes=None)
+        return replace(found, checkpoints=max(1, number)), None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,39 @@ if TYPE_CHECKING:
 Array = jax.Array
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """How a loop stores the values of its steps for reverse mode, as `residuals.explain` finds.
+
+    Attributes:
+        residuals: "tape", "undo" or "checkpoint" if the loop chooses, the name of the class that it was given, or
+            "none" if the loop has no derivative in reverse mode.
+        reason: why.
+        tape_bytes: how many bytes plain JAX, or a tape, stores per step.
+        undo_bytes: how many bytes "undo" stores per step; None if it was not considered.
+        checkpoints: how many carries "checkpoint" stores; None for any other choice.
+        loop: the kind of the loop, and its file and line.
+        steps: how many steps it takes at most; None if there is no bound.
+        largest: the type of the largest array that the tape stores per step.
+    """
+
+    residuals: str
+    reason: str
+    tape_bytes: int
+    undo_bytes: int | None
+    checkpoints: int | None = None
+    loop: str = ""
+    steps: int | None = None
+    largest: str = ""
+
+    def __str__(self) -> str:
+        times, unit = (self.steps, "in all") if self.steps else (1, "per step")
+        sizes = ("tape", self.tape_bytes), ("undo", self.undo_bytes)
+        kept = [f"{name} {times * n / 1e6:.3g} MB" for name, n in sizes if n]
+        amounts = f" ({', '.join(kept)} {unit})" if kept else ""
+        return f"{self.loop}: {self.residuals}: {self.reason}{amounts}"
+
+
 class Strategy:
     """A way to reconstruct steps in reverse mode."""
 
@@ -46,6 +79,10 @@ class Strategy:
     def has_choice(self, keeps_much: Callable[[], bool]) -> bool:
         """Return whether a scan may be better off with this than with its tape. `keeps_much` looks at its body."""
         return True
+
+    def choice(self, linear: Linearized, body: Any, max_steps: int) -> Choice:
+        """Return the choice for a loop of at most `max_steps` steps, from its linearized body."""
+        return Choice(residuals=type(self).__name__, reason="the loop says so", tape_bytes=0, undo_bytes=None)
 
     def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> "Strategy | None":
         return None

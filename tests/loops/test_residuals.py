@@ -397,6 +397,8 @@ def test_what_each_loop_of_a_function_chooses():
     kept = while_loop, lambda x: (lambda c: c[0] < 9, lambda c: (c[0] + 1, c[1] * x), (0, x))
     named = explain(lambda x: kept[0](*kept[1](x), max_steps=9, residuals=Checkpoint(3)))(2.0)
     assert [(c.residuals, c.reason) for c in named] == [("Checkpoint", "the loop says so")]
+    told = explain(in_place(lambda x: lax.fori_loop(0, 9, lambda i, x: jnp.sin(x), x), residuals="checkpoint"))(2.0)
+    assert [(c.residuals, c.checkpoints) for c in told] == [("checkpoint", 1)]
     with pytest.raises(TypeError, match=r"residuals.explain: fun must be callable, got 1"):
         explain(1)
     with pytest.raises(ValueError, match="memory must be a number of bytes"):
