@@ -23,7 +23,16 @@ from jax_tensorarray._in_place import explained, layouts, patterns, registers, s
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.selects import select
-from jax_tensorarray._in_place.values import Left, Predicate, Value, as_written, is_weak, with_type
+from jax_tensorarray._in_place.values import (
+    Difference,
+    LastCarry,
+    Left,
+    Predicate,
+    Value,
+    as_written,
+    is_weak,
+    with_type,
+)
 from jax_tensorarray._jaxprs import jaxprs, refs, registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops import choosing
@@ -132,13 +141,14 @@ def _rewritten(
     def ends(after: list[Array], active: Array | None, is_kept: dict[int, bool]) -> list[Value]:
         after = after if permuted is None else permuted.end(after)
         after = after if moving is None else moving.end(after)
-        kept = is_kept if permuted is None and moving is None else {}
-        values = [
-            Value(after[k], before=old, differs_where=active) if kept.get(k) else Value(after[k])
-            for k, old in zip(places, given, strict=True)
-        ]
-        for value, old in zip(values, given, strict=True):
-            value.carried_from = old
+        is_as_given = permuted is None and moving is None
+        values = []
+        for k, old in zip(places, given, strict=True):
+            if active is not None and is_as_given and is_kept.get(k):
+                value = Value(after[k], before=old, change=Difference(active), form=LastCarry(old))
+            else:
+                value = Value(after[k], form=LastCarry(old))
+            values.append(value)
         return values
 
     return loop, carry, predicate, ends

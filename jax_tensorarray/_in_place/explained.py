@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat, _contexts
 from jax_tensorarray._in_place import patterns
-from jax_tensorarray._in_place.values import Left, Value
+from jax_tensorarray._in_place.values import Difference, Guard, Left, Value
 from jax_tensorarray._jaxprs import jaxprs, kinds, registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._ops.primitive import ROW_OPS
@@ -92,7 +92,7 @@ def remark(
             _note(jaxpr, eqn, "", left.reason)
     elif registry.entry_of(eqn).kind == "branches":
         is_select = results and all(x.before is not None or any(x is y for y in operands) for x in results)
-        if is_select and all(x.differs_where is None for x in results):
+        if is_select and not any(isinstance(x.change, Difference) for x in results):
             became = next((x.became for x in reversed(results) if x.became), "a masked write")
             _add(jaxpr, eqn, "select", eqn.outvars[0].aval, became)
         elif repair.in_loop:
@@ -161,7 +161,7 @@ def _is_made_whole(x: Value) -> bool:
 def _is_of_buffers(jaxpr: Jaxpr, eqn: Equation, operands: Sequence[Value], chosen: Value, is_made: bool) -> bool:
     """Return whether a select has a buffer to choose: one that a loop carries, or a version of it."""
     _, *cases = operands
-    if not cases[0].shape or chosen.guard is not None:  # JAX stops the derivative of what branches do not take
+    if not cases[0].shape or isinstance(chosen.change, Guard):  # JAX stops the derivative of what branches do not take
         return False
     if is_made or any(x.update is not None for x in cases):
         return True

@@ -20,7 +20,7 @@ from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _gates
 from jax_tensorarray._in_place import rows
-from jax_tensorarray._in_place.values import Left, Value, arrays
+from jax_tensorarray._in_place.values import Broadcast, Left, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import along_axes, in_range, sizes_of
@@ -30,18 +30,10 @@ from jax_tensorarray._types import Equation
 Array = jax.Array
 
 
-def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
-    """Return an array of ones, and note that it is one."""
-    number = operands[0].literal
-    if number is None or operands[0].dtype == jax.dtypes.float0 or number != 1:
-        return Left()
-    value = Value(jaxprs.bind(eqn, [operands[0].array])[0])
-    value.is_ones = True
-    return [value]
-
-
 def _are_ones(x: Value) -> bool:
-    return (x if x.shared is None else x.shared).is_ones
+    while isinstance(x.form, Broadcast):
+        x = x.form.source
+    return bool(x.literal == 1)
 
 
 def scatter_mul(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
@@ -91,4 +83,4 @@ def with_rows(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     return [buffer.updated(update._replace(rows=jaxprs.bind(eqn, [old, new])[0]))]
 
 
-RULES = {"broadcast_in_dim": broadcast_in_dim, "scatter-mul": scatter_mul, "div": with_rows, "pow": with_rows}
+RULES = {"scatter-mul": scatter_mul, "div": with_rows, "pow": with_rows}

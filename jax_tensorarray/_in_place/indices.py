@@ -27,9 +27,10 @@ class Definition(NamedTuple):
 
     eqn: Equation
     operands: tuple[Value, ...]
+    is_kept: bool  #: whether the equation stays as it is
 
 
-def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value]) -> None:
+def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value], *, is_kept: bool) -> None:
     """Note how values were made, and which operands are used for more than a read of rows."""
     name = eqn.primitive.name
     if name not in READS and registry.inlined(eqn) is None:  # the equations of an inlined one have been noted
@@ -37,7 +38,7 @@ def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value]) -> 
             x.is_consumed = True
     for x in results:
         if x.made_by is None and not x.is_given:  # else a rule has returned an older value
-            x.made_by = Definition(eqn, tuple(operands))
+            x.made_by = Definition(eqn, tuple(operands), is_kept)
 
 
 def part(indices: Value, number: int) -> Value | None:

@@ -155,7 +155,7 @@ def _written(found: Sequence[_Location], buffer: Value, source: Value) -> Value:
 
 def _masked(eqn: Equation, operands: Sequence[Value], pattern: OneHotRows) -> Value:
     """Return an array of zeros and rows, which is made only if something needs all of it."""
-    value = Value.of_view(View(eqn, tuple(operands), eqn.outvars[0].aval.shape, lambda *_: None))
+    value = Value(None, lens=View(eqn, tuple(operands), eqn.outvars[0].aval.shape, lambda *_: None))
     value.pattern = pattern
     return value
 

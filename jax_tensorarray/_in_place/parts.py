@@ -27,7 +27,7 @@ from jax_tensorarray._in_place.boxes import Box
 from jax_tensorarray._in_place.maps import Map, Start
 from jax_tensorarray._in_place.noted import noted
 from jax_tensorarray._in_place.registers import is_divided
-from jax_tensorarray._in_place.values import Update, Value, arrays, as_written
+from jax_tensorarray._in_place.values import Guard, Origin, Selected, Taken, Update, Value, View, arrays, as_written
 from jax_tensorarray._jaxprs import jaxprs, kinds, registry
 from jax_tensorarray._jaxprs.kinds import READS
 from jax_tensorarray._ops.primitive import Params
@@ -329,12 +329,12 @@ class Whole:
             for change in rest:
                 self.newest = self.newest.updated(change.update)
             self.applied += tuple(rest)
-            self.newest.whole = self, self.applied
+            self.newest.lens = Version(self, self.applied)
             return self.newest
         version = self.base
         for change in changes:
             version = version.updated(change.update)
-        version.whole = self, changes
+        version.lens = Version(self, changes)
         return version
 
 
@@ -345,8 +345,15 @@ def _is_same(changes: Sequence[_Edit], other: Sequence[_Edit]) -> bool:
     return all(places[j] < places[k] or changes[j].map.is_apart(changes[k].map) for j, k in pairs)
 
 
-class Part:
-    """A view of a buffer, after some changes to it. See `values.Taken`.
+class Version(NamedTuple):
+    """A buffer with changes."""
+
+    whole: Whole
+    changes: tuple[_Edit, ...]
+
+
+class Part(Taken):
+    """A view of a buffer, after some changes to it.
 
     `made` makes it as the program does. It has to if the part is out of range of the buffer and has been changed: the
     changes will be left out in the buffer.
@@ -370,7 +377,7 @@ class Part:
         for part, value in self.whole.values:
             if part.changes == self.changes and part.fills == self.fills and part.map.equals(self.map, boxes.is_same):
                 return value  # a select between versions asks whether they come from one
-        value = Value.of_taken(self)
+        value = Value(None, lens=self, origin=Origin.BEFORE)
         self.whole.values.append((self, value))
         return value
 
@@ -473,14 +480,14 @@ def _with_note(eqn: Equation, operands: Sequence[Value]) -> list[Any]:
 
 def _part(x: Value) -> Part | None:
     """Return a value as a part of its buffer, None if it can be none."""
-    if x.taken is not None:
-        return x.taken if isinstance(x.taken, Part) else None
-    is_buffer = x.is_given and not x.is_constant and x.view is None and x.part is None and x.guard is None
-    if not is_buffer or not _may_be_taken(jax.typeof(x.array)):
+    if isinstance(x.lens, Part):
+        return x.lens
+    is_version = not isinstance(x.lens, View) and not isinstance(x.form, Selected) and not isinstance(x.change, Guard)
+    if x.origin is not Origin.BEFORE or not is_version or not _may_be_taken(jax.typeof(x.array)):
         return None
-    x.whole = x.whole or (Whole(x), ())
-    whole, changes = x.whole
-    return Part(whole, Map.whole(x.shape), lambda: x.array, changes)
+    if x.lens is None:
+        x.lens = Version(Whole(x), ())
+    return Part(x.lens.whole, Map.whole(x.shape), lambda: x.array, x.lens.changes)
 
 
 def _of_all(parts: Sequence[Part]) -> tuple[_Edit, ...] | None:

@@ -30,7 +30,7 @@ from jax_tensorarray._in_place import (
     twins,
     views,
 )
-from jax_tensorarray._in_place.values import Left, Predicate, Value, arrays, as_written, is_weak, with_type
+from jax_tensorarray._in_place.values import Difference, Left, Predicate, Value, arrays, as_written, is_weak, with_type
 from jax_tensorarray._jaxprs import foreign, jaxprs, kinds, refs, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy, Tape
@@ -100,7 +100,7 @@ class Repair:
                 results, left, done = self._equation(eqn, operands, added, is_viewed)
                 patterns.note(eqn, operands, results)
                 if self.in_loop:
-                    indices.note(eqn, operands, results)
+                    indices.note(eqn, operands, results, is_kept=left is not None)
             explained.remark(self, inner, eqn, operands, results, left)
             values.update(zip(eqn.outvars, results, strict=True))
             values.update((s.eqn.outvars[0], results[s.number]) for s in moved.get(id(eqn), ()) if s.number in done)
@@ -215,10 +215,7 @@ class Repair:
             return results, None, wanted - set(added)
         if is_viewed and (viewed := views.view(eqn, operands)) is not None:
             return viewed, None, ()
-        made = [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
-        for value in made:
-            value.is_new = eqn.primitive.name in kinds.MAKES_ALL
-        return made, results, ()
+        return [Value(x) for x in jaxprs.bind(eqn, as_written(operands))], results, ()
 
     def _is_of_discarded(self, eqn: Equation) -> bool:
         """Return whether an equation makes a version of a buffer that is discarded, or reads rows of it."""
@@ -322,7 +319,7 @@ class _Repaired(registry.Change):
         own = operands[self.first :]
         numbers = [ks[0] if len({*ks}) == 1 else None for ks in zip(*self.kept, strict=True)] or [None] * len(outs)
         return [
-            Value(x) if k is None else Value(x, before=own[k], differs_where=self.before[0])
+            Value(x) if k is None else Value(x, before=own[k], change=Difference(self.before[0]))
             for x, k in zip(outs, numbers, strict=True)
         ]
 

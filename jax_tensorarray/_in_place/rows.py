@@ -22,8 +22,9 @@ from jax.extend.core import Primitive
 
 from jax_tensorarray import _gates
 from jax_tensorarray._in_place.noted import noted
-from jax_tensorarray._in_place.values import Left, Update, Value, arrays
+from jax_tensorarray._in_place.values import Broadcast, Guard, Left, Selected, SparseRows, Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.kinds import MAKES_ALL
 from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.max import ta_max_p
@@ -242,13 +243,13 @@ def pad(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     index, (written,) = _known(address, [low for low, _, _ in config]), arrays([rows])
     spread = lax.pad(written, zero.array, [(0, 0, inner) for _, _, inner in config])
     update = Update(ta_add_p, index, spread.reshape(address.rows_shape(())), None, address.params, is_window=True)
-    return [Value(jaxprs.bind(eqn, [written, zero.array])[0], sparse_updates=(update,))]
+    return [Value(jaxprs.bind(eqn, [written, zero.array])[0], form=SparseRows((update,)))]
 
 
 def dynamic_update_slice(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, rows, *starts = operands
     taken = eqn.invars[1].aval.shape
-    address = Left("made-anew") if buffer.is_new else _of_slice(eqn.invars[0].aval, taken)
+    address = Left("made-anew") if _is_new(buffer) else _of_slice(eqn.invars[0].aval, taken)
     if isinstance(address, Left):
         return address
     if len(starts) != len(address.shape):
@@ -272,17 +273,17 @@ def read(buffer: Value, index: Array, address: Address) -> Array:
         if (rows := buffer.view.rows(index, address)) is not None:
             return rows
         buffer.is_made_whole = not buffer.view.is_of_box
-    part, guard, shared = buffer.part, buffer.guard, buffer.shared
-    if shared is not None and (axes := len(buffer.shape) - len(shared.shape)) <= address.batch:
-        read_one = functools.partial(read, shared, address=address.in_example(axes))
-        for _ in range(axes):
+    form, change = buffer.form, buffer.change
+    if isinstance(form, Broadcast) and 0 < form.axes <= address.batch:
+        read_one = functools.partial(read, form.source, address=address.in_example(form.axes))
+        for _ in range(form.axes):
             read_one = jax.vmap(read_one)
         return read_one(index)
-    if part is not None and not part.updates and part.active.mask.ndim <= address.axis:
-        active = part.active.at_positions(index, len(address.sizes))
-        return ta_read_p.bind(*arrays([part.whole]), index, active, **address.params_of_read)
-    if guard is not None and buffer.before is not None and guard.mask.ndim <= address.axis:
-        return ta_guard(guard.mask, read(buffer.before, index, address))
+    if isinstance(form, Selected) and not form.updates and form.active.mask.ndim <= address.axis:
+        active = form.active.at_positions(index, len(address.sizes))
+        return ta_read_p.bind(*arrays([form.whole]), index, active, **address.params_of_read)
+    if isinstance(change, Guard) and buffer.before is not None and change.active.mask.ndim <= address.axis:
+        return ta_guard(change.active.mask, read(buffer.before, index, address))
     return ta_read_p.bind(*arrays([buffer]), index, **address.params_of_read)
 
 
@@ -293,19 +294,25 @@ def _reshaped(rows: Value, shape: Sequence[int]) -> Array:
 
 def _updated(buffer: Value, update: Update, *, became: str = "") -> Value:
     """Return the next version of a buffer. For a buffer of zeros, remember which rows are not zero."""
-    value, part = buffer.updated(update, became=became), buffer.part
-    if part is not None and update.primitive is ta_write_p and part.active.mask.ndim <= update.params["batch_dims"]:
-        value.part = part._replace(updates=(*part.updates, update))
+    value, form, written = buffer.updated(update, became=became), buffer.form, update.primitive is ta_write_p
+    if isinstance(form, Selected) and written and form.active.mask.ndim <= update.params["batch_dims"]:
+        value.form = form._replace(updates=(*form.updates, update))
     if buffer.sparse_updates is not None and update.primitive is ta_add_p:
-        value.sparse_updates = (*buffer.sparse_updates, update)
+        value.form = SparseRows((*buffer.sparse_updates, update))
     elif buffer.sparse_updates == () and _writes_once(update):
-        value.sparse_updates = (update._replace(primitive=ta_add_p),)
+        value.form = SparseRows((update._replace(primitive=ta_add_p),))
     return value
 
 
 def _writes_once(update: Update) -> bool:
     """Return whether rows are written, no two of them to one place, as is certain for a window."""
     return update.primitive is ta_write_p and update.is_window
+
+
+def _is_new(buffer: Value) -> bool:
+    """Return whether an unchanged equation has computed all elements of a buffer, so that rows matter little."""
+    made = buffer.made_by
+    return made is not None and made.is_kept and made.eqn.primitive.name in MAKES_ALL
 
 
 # --- gather and scatter ----------------------------------------------------------------------------------------
@@ -440,7 +447,7 @@ def gather(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
 def scatter(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, indices, updates = operands
     primitive, combine = _SCATTERS[eqn.primitive.name]
-    found = Left("made-anew") if buffer.is_new else gathered(eqn)
+    found = Left("made-anew") if _is_new(buffer) else gathered(eqn)
     if isinstance(found, Left):
         return found
     if not _combines(eqn, primitive):
@@ -555,7 +562,7 @@ def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | 
         return Left()
     if source.sparse_updates is not None:  # zeros and rows stay zeros and rows: see `sums`
         return Left()
-    return [Value(jaxprs.bind(eqn, [source.array])[0], shared=source)]
+    return [Value(jaxprs.bind(eqn, [source.array])[0], form=Broadcast(source, axes))]
 
 
 RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | Left]] = {

@@ -21,7 +21,20 @@ import numpy as np
 
 from jax_tensorarray import _gates
 from jax_tensorarray._in_place.rows import has_rows
-from jax_tensorarray._in_place.values import Left, Part, Predicate, Update, Value, arrays
+from jax_tensorarray._in_place.values import (
+    Broadcast,
+    Difference,
+    Guard,
+    LastCarry,
+    Left,
+    Predicate,
+    Selected,
+    SparseRows,
+    Stopped,
+    Update,
+    Value,
+    arrays,
+)
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.kinds import LOGIC
 from jax_tensorarray._loops.guard import ta_guard
@@ -83,7 +96,7 @@ def _of_few_rows(predicate: Predicate, no: Value, yes: Value, whole: Callable[[]
     if any(update.params["batch_dims"] < predicate.mask.ndim for update in (*no.sparse_updates, *yes.sparse_updates)):
         return None
     masked = [update.masked(predicate.inverted()) for update in no.sparse_updates]
-    return Value(whole(), sparse_updates=(*masked, *(update.masked(predicate) for update in yes.sparse_updates)))
+    return Value(whole(), form=SparseRows((*masked, *(update.masked(predicate) for update in yes.sparse_updates))))
 
 
 def _special(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], Any]) -> Value | None:
@@ -98,12 +111,12 @@ def _special(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], An
             is_kept = _is_large(buffer, active.mask.ndim) and is_of_carry(buffer)
             emptied = _written_over(buffer, other, active.inverted()) if is_kept else None
             emptied = Value(whole()) if emptied is None else emptied
-            emptied.part = Part(buffer, active)
+            emptied.form = Selected(buffer, active)
             return emptied
-        if other.stopped is buffer:
+        if isinstance(other.form, Stopped) and other.form.source is buffer:
             if not jnp.issubdtype(buffer.dtype, jnp.inexact):  # integers have no derivative anyway
                 return buffer
-            return Value(ta_guard(active.mask, buffer.array), before=buffer, guard=active)
+            return Value(ta_guard(active.mask, buffer.array), before=buffer, change=Guard(active))
     return None
 
 
@@ -141,10 +154,10 @@ def _is_made(x: Value) -> bool:
 
     Zeros of integers count as well: none of them is a part of a sum of cotangents.
     """
-    if x.stopped is not None:
-        return _is_made(x.stopped)
+    if isinstance(x.form, Stopped):
+        return _is_made(x.form.source)
     is_zeros = x.sparse_updates == () and not jnp.issubdtype(x.dtype, jnp.inexact)
-    return is_zeros or ((x.carried_from is not None or x.update is not None) and not is_of_carry(x))
+    return is_zeros or ((isinstance(x.form, LastCarry) or x.update is not None) and not is_of_carry(x))
 
 
 def is_of_carry(x: Value) -> bool:
@@ -152,8 +165,7 @@ def is_of_carry(x: Value) -> bool:
     *_, first = x.versions()
     if first.is_given:
         return not first.is_constant
-    before = first.carried_from if first.stopped is None else first.stopped
-    return before is not None and is_of_carry(before)
+    return isinstance(first.form, Stopped | LastCarry) and is_of_carry(first.form.source)
 
 
 def _is_large(x: Value, axis: int) -> bool:
@@ -167,14 +179,14 @@ def predicate_of(which: Value) -> Predicate | None:
 
 def _chooses_examples(which: Value) -> bool:
     """Return whether a number or a bool is the same for all elements of an example."""
-    return which.may_select and (which.repeated is not None or not which.shape)
+    return which.may_select and (which.source is not which or not which.shape)
 
 
 def stop_gradient(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     if not operands[0].shape:
         return Left()
     (array,) = jaxprs.bind(eqn, [operands[0].array])
-    return [Value(array, stopped=operands[0])]
+    return [Value(array, form=Stopped(operands[0]))]
 
 
 def select(predicate: Predicate, no: Value, yes: Value) -> Value | Left:
@@ -189,9 +201,9 @@ def select(predicate: Predicate, no: Value, yes: Value) -> Value | Left:
     of_no, of_yes = ([v for v in _until(base, x) if v.update is not None] for x in (no, yes))
     if any(v.update.params["batch_dims"] < predicate.mask.ndim for v in (*of_no, *of_yes)):
         return Left("mask-of-elements")
-    masks = [v.differs_where for x in (no, yes) for v in _until(base, x) if v.differs_where is not None]
+    masks = [v.change.mask for x in (no, yes) for v in _until(base, x) if isinstance(v.change, Difference)]
     if masks:  # the results of loops, which cannot be repeated
-        if of_no or any(v.differs_where is not None for v in _until(base, no)):
+        if of_no or any(isinstance(v.change, Difference) for v in _until(base, no)):
             return Left()
         if any(mask is not predicate.mask for mask in masks):
             return Left()
@@ -248,10 +260,7 @@ def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | 
         n -= 1
     if source.shape[:n] != of[:n]:
         return Left()
-    found = _repeated(eqn, operands, source if n == len(source.shape) else Value(source.array.reshape(of[:n])))
-    if source.literal == 0 and source.dtype != np.bool_:
-        found[0].sparse_updates = ()  # zeros, as in `sums`
-    return found
+    return _repeated(eqn, operands, source if n == len(source.shape) else Value(source.array.reshape(of[:n])))
 
 
 def reshape(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
@@ -268,7 +277,7 @@ def reshape(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
 def elementwise(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Combine predicates elementwise: if all operands are repeated alike, so is the result."""
     sources = [x.source for x in operands if x.shape]
-    if not all(x.may_select for x in operands) or not any(x.repeated for x in operands):
+    if not all(x.may_select for x in operands) or all(x.source is x for x in operands):
         return Left()
     if len({x.shape for x in sources}) > 1 or eqn.outvars[0].aval.dtype not in (np.bool_, np.int32):
         return Left()
@@ -277,7 +286,7 @@ def elementwise(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
 
 
 def _repeated(eqn: Equation, operands: Sequence[Value], source: Value) -> list[Value]:
-    return [Value(jaxprs.bind(eqn, [x.array for x in operands])[0], repeated=source)]
+    return [Value(jaxprs.bind(eqn, [x.array for x in operands])[0], form=Broadcast(source))]
 
 
 RULES = {

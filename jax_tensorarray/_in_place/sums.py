@@ -11,13 +11,12 @@ If the zeros are made in a branch or before an inner loop, we pass the cotangent
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 from jax import lax
 from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place.values import Left, Value
+from jax_tensorarray._in_place.values import Broadcast, Left, Selected, SparseRows, Value
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._ops.add import ta_add_p
@@ -25,20 +24,17 @@ from jax_tensorarray._types import Equation
 
 
 def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
-    """Make zeros, to which no row has been added so far; or repeat an array of zeros and rows for more examples."""
-    v, result = eqn.invars[0], eqn.outvars[0].aval
-    is_number = result.dtype != jax.dtypes.float0 and not v.aval.shape
-    is_zero = is_number and isinstance(v, jex.Literal) and v.val == 0
-    rows = () if is_zero else operands[0].sparse_updates
-    if rows is None or not result.ndim:
+    """Make ones, or zeros, to which no row has been added so far; or repeat zeros and rows for more examples."""
+    source, shape = operands[0], eqn.outvars[0].aval.shape
+    form = Broadcast(source) if source.literal in (0, 1) else source.form
+    if not shape or (form is source.form and source.sparse_updates is None):
         return Left()
-    if rows:
-        more = result.shape[: result.ndim - v.aval.ndim]
-        if (*more, *v.aval.shape) != result.shape or min(eqn.params["broadcast_dimensions"]) < len(more):
+    if isinstance(form, SparseRows) and form.updates:
+        more = shape[: len(shape) - len(source.shape)]
+        if (*more, *source.shape) != shape or min(eqn.params["broadcast_dimensions"]) < len(more):
             return Left()
-        rows = tuple(update.repeated(more) for update in rows)
-    (array,) = jaxprs.bind(eqn, [x.array for x in operands])
-    return [Value(array, sparse_updates=rows)]
+        form = SparseRows(tuple(update.repeated(more) for update in form.updates))
+    return [Value(jaxprs.bind(eqn, [x.array for x in operands])[0], form=form)]
 
 
 def add(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
@@ -52,7 +48,7 @@ def total(a: Value, b: Value) -> Value | None:
     if a.shape != b.shape:
         return None  # a number is added to all elements
     if a.sparse_updates is not None and b.sparse_updates is not None:
-        return Value(lax.add(a.array, b.array), sparse_updates=(*a.sparse_updates, *b.sparse_updates))
+        return Value(lax.add(a.array, b.array), form=SparseRows((*a.sparse_updates, *b.sparse_updates)))
     for whole, some in ((a, b), (b, a)):
         if some.sparse_updates is not None:
             for update in some.sparse_updates:
@@ -63,10 +59,12 @@ def total(a: Value, b: Value) -> Value | None:
 
 def _of_parts(a: Value, b: Value) -> Value | None:
     """Return the sum of the selected part of a buffer and the rest of it, one of them updated."""
-    if a.part is None or b.part is None or a.part.updates:
-        a, b = b, a
-    p, q = a.part, b.part
-    if p is None or q is None or p.updates or p.whole is not q.whole or not p.active.is_opposite(q.active):
+    p, q = a.form, b.form
+    if not isinstance(p, Selected) or not isinstance(q, Selected):
+        return None
+    if p.updates:
+        p, q = q, p
+    if p.updates or p.whole is not q.whole or not p.active.is_opposite(q.active):
         return None
     whole = p.whole
     for update in q.updates:

@@ -1,7 +1,9 @@
 """The values of the interpreter: an array, and facts about how it was made, which the rules use."""
 
+import abc
+import enum
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,12 +104,55 @@ class Predicate(NamedTuple):
         return lax.select_n(self.over(no.shape), no, yes)
 
 
-class Part(NamedTuple):
-    """A select of a buffer, where `active` is true, or zeros, and the updates since then."""
+class Difference(NamedTuple):
+    """What a loop or branches have done to a version: nothing where a mask is false."""
+
+    mask: Array
+
+
+class Guard(NamedTuple):
+    """A version that differs from the one before in its derivative: there is none where `active` is false."""
+
+    active: Predicate
+
+
+# --- what its elements are ---------------------------------------------------------------------------------------
+
+
+class Broadcast(NamedTuple):
+    """The elements of another value, repeated along new axes: `axes` in front of its own, and all others behind."""
+
+    source: "Value"
+    axes: int = 0
+
+
+class Stopped(NamedTuple):
+    """The elements of another value, without their derivative."""
+
+    source: "Value"
+
+
+class Selected(NamedTuple):
+    """The elements of a buffer where `active` is true, elsewhere zeros, and the updates since then."""
 
     whole: "Value"
     active: Predicate
     updates: tuple[Update, ...] = ()
+
+
+class SparseRows(NamedTuple):
+    """Zeros, and all updates of them."""
+
+    updates: tuple[Update, ...]
+
+
+class LastCarry(NamedTuple):
+    """A carry at the end of a loop, and what it was before."""
+
+    source: "Value"
+
+
+# --- where its rows are ------------------------------------------------------------------------------------------
 
 
 class View(NamedTuple):
@@ -123,26 +168,44 @@ class View(NamedTuple):
     def dtype(self) -> Any:
         return self.eqn.outvars[0].aval.dtype
 
+    def array(self) -> Array:
+        """Return all of the result."""
+        return jaxprs.bind(self.eqn, as_written(self.operands))[0]
+
     @property
     def is_of_box(self) -> bool:
         """Whether it is a box that has been read, or is computed from one: making all of it costs little."""
         return self.is_made or any(x.view is not None and x.view.is_of_box for x in self.operands)
 
 
-class Taken(Protocol):
+class Taken(abc.ABC):
     """A part of a buffer that is put back into it later: see `parts`."""
 
     shape: tuple[int, ...]
     dtype: Any
 
+    @abc.abstractmethod
     def array(self) -> Array:
         """Return the part as an array."""
 
+    @abc.abstractmethod
     def read(self, index: Array, where: Array | None, params: Params) -> Array | None:
         """Return rows of the part, None if they are no rows of the buffer."""
 
+    @abc.abstractmethod
     def updated(self, update: Update) -> "Taken | None":
         """Return the part after an update, None if its rows are no rows of the buffer."""
+
+
+# -----------------------------------------------------------------------------------------------------------------
+
+
+class Origin(enum.Enum):
+    """Since when a value exists."""
+
+    STEP = enum.auto()  #: the evaluated jaxpr makes it
+    BEFORE = enum.auto()  #: it, or the version that it was made from, existed before the evaluated jaxpr
+    CONSTANT = enum.auto()  #: it existed before, and is the same in every step of the loop
 
 
 class Value:
@@ -151,27 +214,17 @@ class Value:
     Attributes:
         array: the array. That of a view is made when it is asked for.
         became: the text of `doctor.explain` for the rule that made it, if that is more than one row op; else empty.
-        before: the previous version, if there is one; `update` is the update of its rows since then.
-        sparse_updates: if this is an array of zeros with updates, all of the updates; else None.
-        part: the select between a buffer and zeros that made it; else None.
-        guard: a mask: where it is true this is `before`, elsewhere `before` without a derivative; else None.
-        stopped: the value that this one equals, but for its derivative, which is stopped here; else None.
-        repeated: the value whose elements this one repeats along further axes; else None.
-        shared: the value that this one repeats for all examples along new first axes; else None.
-        differs_where: a mask; where that is false this equals `before`. None if `update` says where.
-        pattern: how its elements depend on their place, see `patterns`; None if nothing is known.
-        taken: this value as a part of a buffer, if the part is put back into the buffer later; else None.
-        whole: the buffer that it is a version of, if parts of it are taken, and its changes; else None.
-        view: the equation that made it, if its rows are computed from rows of the operands; else None.
-        carried_from: the initial value of a carry, if this is the carry at the end of the loop; else None.
-        made_by: the equation that made it in this step, see `indices`; None if it was given.
+        before: the previous version, if there is one; `change` is the difference: an `Update` of rows, a `Difference`
+            or a `Guard`.
+        form: what its elements are: `Broadcast`, `Stopped`, `Selected`, `SparseRows` or `LastCarry`; else None.
         is_consumed: whether anything but reads of rows has used it.
-        is_used: whether anything but the next update uses it.
-        is_given: whether it, or the version that it was made from, existed before the evaluated jaxpr.
         is_made_whole: whether rows were read of it, and it cannot be computed row by row.
-        is_constant: whether it is the same in every step of the loop.
-        is_ones: whether all of its elements are 1.
-        is_new: whether an unchanged equation has computed all of its elements, so that rows matter little.
+        is_used: whether anything but the next update uses it.
+        lens: where its rows are: a `View`, a part of a buffer, or, see `parts.Version`, a buffer that has such parts.
+        literal: the Python number that it is; else None.
+        made_by: the equation that made it in this step, see `indices`; None if it was given.
+        origin: since when it exists.
+        pattern: how its elements depend on their place, see `patterns`; None if nothing is known.
     """
 
     __slots__ = (
@@ -179,87 +232,46 @@ class Value:
         "_mask",
         "became",
         "before",
-        "carried_from",
-        "differs_where",
-        "guard",
-        "is_constant",
+        "change",
+        "form",
         "is_consumed",
-        "is_given",
         "is_made_whole",
-        "is_new",
-        "is_ones",
         "is_used",
+        "lens",
         "literal",
         "made_by",
-        "part",
+        "origin",
         "pattern",
-        "repeated",
-        "shared",
-        "sparse_updates",
-        "stopped",
-        "taken",
-        "update",
-        "view",
-        "whole",
     )
 
     def __init__(
         self,
-        array: Any,  # None for a view, and a Python number for a literal
+        array: Any,  # None for a lens, and a Python number for a literal
         *,
         before: "Value | None" = None,
-        update: Update | None = None,
-        sparse_updates: tuple[Update, ...] | None = None,
-        part: Part | None = None,
-        guard: Predicate | None = None,
+        change: Update | Difference | Guard | None = None,
+        form: Broadcast | Stopped | Selected | SparseRows | LastCarry | None = None,
+        lens: Any = None,
         became: str = "",
-        stopped: "Value | None" = None,
-        repeated: "Value | None" = None,
-        shared: "Value | None" = None,
-        differs_where: Array | None = None,
-        is_given: bool = False,
+        origin: Origin = Origin.STEP,
     ) -> None:
-        self.literal = array if isinstance(array, complex | float | int) else None  #: the Python number that it is
+        self.literal = array if isinstance(array, complex | float | int) else None
         self._array: Any = array if self.literal is None else np.asarray(array, jnp.result_type(array))
-        self.view: View | None = None
-        self.taken: Taken | None = None
-        self.whole: Any = None  # a `parts.Whole`, and the changes of this version
-        self.before, self.update, self.sparse_updates = before, update, sparse_updates
-        self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
-        self.differs_where = differs_where
-        self.carried_from: Value | None = None
+        self._mask: Array | None = None
+        self.before, self.change, self.form, self.lens, self.became = before, change, form, lens, became
+        self.origin = Origin.BEFORE if before is not None and before.is_given else origin
         self.made_by: Any = None  # an `indices.Definition`
         self.pattern: Any = None
-        self.is_used = self.is_new = self.is_ones = self.is_constant = self.is_made_whole = False
-        self.is_consumed = False
-        self.became = became
-        self.is_given: bool = is_given or (before is not None and before.is_given)
-        self._mask: Array | None = None
+        self.is_used = self.is_consumed = self.is_made_whole = False
 
     @classmethod
     def given(cls, array: Array, *, is_constant: bool = False) -> "Value":
-        value = cls(array, is_given=True)
-        value.is_constant = is_constant
-        return value
-
-    @classmethod
-    def of_view(cls, view: View) -> "Value":
-        value = cls(None)
-        value.view = view
-        return value
-
-    @classmethod
-    def of_taken(cls, taken: Taken, *, before: "Value | None" = None, update: Update | None = None) -> "Value":
-        value = cls(None, before=before, update=update, is_given=True)
-        value.taken = taken
-        return value
+        return cls(array, origin=Origin.CONSTANT if is_constant else Origin.BEFORE)
 
     @property
     def array(self) -> Array:
-        if self._array is None and self.taken is not None:
-            self._array = self.taken.array()
-        elif self._array is None and self.view is not None:
-            (self._array,) = jaxprs.bind(self.view.eqn, as_written(self.view.operands))
+        if self._array is None:
+            self._array = self.lens.array()
         return self._array
 
     @array.setter
@@ -283,13 +295,11 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        lazy = self.taken or self.view
-        return getattr(self.array, "shape", ()) if lazy is None else lazy.shape  # a token has none
+        return getattr(self._array, "shape", ()) if self._array is not None else self.lens.shape  # a token has none
 
     @property
     def dtype(self) -> Any:
-        lazy = self.taken or self.view
-        return jax.typeof(self.array).dtype if lazy is None else lazy.dtype
+        return jax.typeof(self._array).dtype if self._array is not None else self.lens.dtype
 
     @property
     def may_select(self) -> bool:
@@ -297,19 +307,53 @@ class Value:
         return self.dtype in (np.bool_, np.int32)
 
     @property
+    def is_given(self) -> bool:
+        """Whether it, or the version that it was made from, existed before the evaluated jaxpr."""
+        return self.origin is not Origin.STEP
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is the same in every step of the loop."""
+        return self.origin is Origin.CONSTANT
+
+    @property
+    def update(self) -> Update | None:
+        """The update of rows of the version before."""
+        return self.change if isinstance(self.change, Update) else None
+
+    @property
+    def view(self) -> View | None:
+        return self.lens if isinstance(self.lens, View) else None
+
+    @property
+    def taken(self) -> Taken | None:
+        return self.lens if isinstance(self.lens, Taken) else None
+
+    @property
     def source(self) -> "Value":
-        """The value that it repeats, or itself."""
-        return self if self.repeated is None else self.repeated
+        """The value that it repeats along further axes, or itself."""
+        return self.form.source if isinstance(self.form, Broadcast) and not self.form.axes else self
+
+    @property
+    def shared(self) -> "Value | None":
+        """The value that it repeats for all examples along new first axes."""
+        return self.form.source if isinstance(self.form, Broadcast) and self.form.axes else None
+
+    @property
+    def sparse_updates(self) -> tuple[Update, ...] | None:
+        """All updates of an array of zeros, None if it is another array."""
+        if isinstance(self.form, SparseRows):
+            return self.form.updates
+        is_zero = isinstance(self.form, Broadcast) and self.form.source.literal == 0 and self.dtype != np.bool_
+        return () if is_zero else None
 
     def updated(self, update: Update, active: Predicate | None = None, *, became: str = "") -> "Value":
         """Return the next version."""
         if active is not None:
             update = update.masked(active)
         if self.taken is not None and (taken := self.taken.updated(update)) is not None:
-            value = Value.of_taken(taken, before=self, update=update)
-            value.became = became
-            return value
-        return Value(update.apply(self.array), before=self, update=update, became=became)
+            return Value(None, lens=taken, before=self, change=update, became=became)
+        return Value(update.apply(self.array), before=self, change=update, became=became)
 
     def versions(self) -> "Iterator[Value]":
         """Yield this version and all before it, newest first."""

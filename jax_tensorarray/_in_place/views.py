@@ -183,7 +183,7 @@ def _view(eqn: Equation, operands: Sequence[Value], shape: tuple[int, ...] | Non
         present = [x for x in found if x is not None]
         return jaxprs.bind(eqn, present)[0] if len(present) == len(found) else None
 
-    return Value.of_view(View(eqn, tuple(operands), shape or eqn.outvars[0].aval.shape, read))
+    return Value(None, lens=View(eqn, tuple(operands), shape or eqn.outvars[0].aval.shape, read))
 
 
 def layout(eqn: Equation, m: Map) -> Map | None:
@@ -207,7 +207,7 @@ def _part(x: Value, index: Array, address: Address) -> Array | None:
         return as_written([x])[0]
     if (short := patterns.rows_of_short(x, address, address.positions_of(index))) is not None:
         return short
-    if x.repeated is not None and len(x.source.shape) <= address.axis:  # a predicate of the examples
+    if x.source is not x and len(x.source.shape) <= address.axis:  # a predicate of the examples
         shape, source = address.rows_shape(address.positions_of(index)), arrays([x.source])[0]
         return lax.broadcast_in_dim(source, shape, range(source.ndim))
     if x.shape == address.shape:
@@ -236,7 +236,7 @@ def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value]) -> 
         return
     source, (result, *_) = operands[0], results
     is_array = source.taken is None and (source.view is None or source.view.is_made)
-    box = Box.of(eqn) if is_array and result.view is None and result.taken is None else None
+    box = Box.of(eqn) if is_array and result.lens is None else None
     if box is None or box.drops or not box.starts:
         return
 
@@ -245,7 +245,7 @@ def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value]) -> 
         m = None if source.is_consumed else box.map(Map.whole(source.shape), {}, start)
         return m and through(source, m, index, address)
 
-    result.view = View(eqn, tuple(operands), result.shape, read, is_made=True)
+    result.lens = View(eqn, tuple(operands), result.shape, read, is_made=True)
 
 
 def invariant(jaxpr: Jaxpr, known: Mapping[Any, Value]) -> dict[Any, Value]:
