@@ -240,7 +240,7 @@ MUTANTS = {
         files=("in_place/test_parts.py",),
     ),
     "a part that is out of range is put back": Mutant(
-        (("_in_place/parts.py", "    if box.drops and box.starts.keys() - step.known:", "    if False:"),),
+        (("_in_place/parts.py", "    if box.drops and box.starts.keys() - known:", "    if False:"),),
         files=("in_place/test_parts.py", "in_place/test_rows_of_rows.py"),
     ),
     "a changed part that is out of range is read from the buffer": Mutant(

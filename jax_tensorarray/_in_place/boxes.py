@@ -62,18 +62,27 @@ class Box(NamedTuple):
         found = m.sliced(starts, self.sizes)
         return found and found.reshaped(self.shape)
 
+    def known(self, operands: Sequence[Value]) -> dict[int, int]:
+        """Return the starts that are known while tracing, by axis."""
+        numbers = {d: self._number(operands, d) for d in self.starts}
+        found = {d: indices.known(x.value) for d, x in numbers.items() if x.part is None}
+        return {d: number for d, number in found.items() if number is not None}
+
     def dynamic_starts(
         self, operands: Sequence[Value], given: Sequence[Array], *, drops: bool
     ) -> Callable[[int, int], Start]:
         """Return the function `start` for `map`. `given` are the arrays of the operands."""
 
         def start(d: int, last: int) -> Start:
-            k, part = self.starts[d]
-            size, number = operands[0].shape[d], operands[k] if part is None else indices.part(operands[k], part)
-            own = Number(operands[k], part, size) if number is None else Number(number, None, size)
-            return Start(own, rows.clamped(self._start(operands[0].shape, given, d), last), drops=drops)
+            place = rows.clamped(self._start(operands[0].shape, given, d), last)
+            return Start(self._number(operands, d), place, drops=drops)
 
         return start
+
+    def _number(self, operands: Sequence[Value], axis: int) -> "Number":
+        (k, part), size = self.starts[axis], operands[0].shape[axis]
+        number = operands[k] if part is None else indices.part(operands[k], part)
+        return Number(operands[k], part, size) if number is None else Number(number, None, size)
 
     def is_in_range(self, shape: Sequence[int], given: Sequence[Array]) -> Array:
         """Return where the box is in range of a buffer of that shape, `[*batch]`."""

@@ -18,6 +18,9 @@ from jax_tensorarray._types import Equation
 #: Primitives with equal results for equal operands and parameters, which can be compared.
 REPEATABLE = ELEMENTWISE.union(LAYOUT, READS, ("clamp", "concatenate", "rem", "slice", "squeeze"))
 
+#: Primitives that keep the numbers in an array, unless they are repeated, or out of the range of another type.
+KEEP_NUMBERS = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze")
+
 #: At most so many pairs of values are compared. The remainder of an index that may be negative takes 20.
 _MOST = 100
 
@@ -36,6 +39,11 @@ def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value], *, 
     if name not in READS and registry.inlined(eqn) is None:  # the equations of an inlined one have been noted
         for x in operands:
             x.is_consumed = True
+    define(eqn, operands, results, is_kept=is_kept)
+
+
+def define(eqn: Equation, operands: Sequence[Value], results: Sequence[Value], *, is_kept: bool) -> None:
+    """Note how values were made."""
     for x in results:
         if x.made_by is None and not x.is_given:  # else a rule has returned an older value
             x.made_by = Definition(eqn, tuple(operands), is_kept)
@@ -48,6 +56,17 @@ def part(indices: Value, number: int) -> Value | None:
     if count > 1 and is_joined and made.eqn.params["dimension"] == len(indices.shape) - 1:
         return made.operands[number]
     return indices if count == 1 else None
+
+
+def known(x: Value) -> int | None:
+    """Return the number that all elements of a value are, None if that is not known while tracing."""
+    if x.literal is not None:
+        return int(x.array) if jnp.issubdtype(x.dtype, jnp.integer) else None
+    made = x.made_by
+    if made is None or made.eqn.primitive.name not in KEEP_NUMBERS or len(made.operands) != 1:
+        return None
+    number = known(made.operands[0]) if differ_in_ones(made.operands[0].shape, x.shape) else None
+    return None if number is None else int(np.array(number).astype(x.dtype))
 
 
 def is_same(x: Value, y: Value, compared: set[tuple[Value, Value]] | None = None) -> bool:

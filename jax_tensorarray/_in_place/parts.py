@@ -104,7 +104,6 @@ def _rows_of(eqn: Equation) -> int:
 class Step(NamedTuple):
     """An equation between a buffer and its next version."""
 
-    known: dict[int, int]  #: the starts of its box that are known while tracing
     is_put: bool = False  #: it puts back a part of the buffer that has been updated
     drops: bool = False  #: the update that puts the part back is left out if it is out of range
 
@@ -133,7 +132,6 @@ class _Search:
 
     def __init__(self) -> None:
         self.found: dict[Any, Step] = {}
-        self.known: dict[Any, dict[int, int]] = {}
         self.numbers = _ValueNumbers()
 
     def look(self, inner: Any, seen: dict[Any, _Seen], numbers: dict[Any, int]) -> None:
@@ -175,13 +173,12 @@ class _Search:
                     seen[eqn.outvars[0]] = _Seen(first.root, first.map, paths, True)
 
     def _box(self, eqn: Equation, box: Box, m: Map, numbers: dict[Any, int]) -> Map | None:
-        """Return the map of the box of an equation, and keep which starts are known."""
+        """Return the map of the box of an equation."""
         own = {}
         for d, (k, part) in box.starts.items():
             v = eqn.invars[k]
             own[d] = self.numbers.part(self.numbers.of(v, numbers), part, v.aval.shape)
         known = {d: self.numbers.known[x] for d, x in own.items() if x in self.numbers.known}
-        self.known[eqn.outvars[0]] = known
         return box.map(m, known, lambda d, _: Start(own[d], made_by=eqn.outvars[0]))
 
     def _update(self, eqn: Equation, buffer: _Seen | None, seen: dict[Any, _Seen], numbers: dict[Any, int]) -> None:
@@ -202,11 +199,11 @@ class _Search:
     def _put(self, eqn: Equation, box: Box, buffer: _Seen, own: _Seen, path: tuple[Any, ...]) -> None:
         """Note that an equation puts back a part."""
         self._mark(path)
-        self.found[eqn.outvars[0]] = Step(self.known[eqn.outvars[0]], is_put=True)
+        self.found[eqn.outvars[0]] = Step(is_put=True)
         before = [x.number for x in buffer.map.starts]
         for start in own.map.starts:
             if box.drops and start.number not in before:
-                self.found[start.made_by] = self.found.get(start.made_by, Step({}))._replace(drops=True)
+                self.found[start.made_by] = self.found.get(start.made_by, Step())._replace(drops=True)
 
     def _take(self, eqn: Equation, own: Sequence[_Seen | None], seen: dict[Any, _Seen]) -> None:
         """See which views an equation makes, and whether it puts a buffer together."""
@@ -227,7 +224,7 @@ class _Search:
             if isinstance(x, tuple):
                 self._mark(x)
             else:
-                self.found.setdefault(x, Step(self.known.get(x, {})))
+                self.found.setdefault(x, Step())
 
 
 class _ValueNumbers:
@@ -273,7 +270,7 @@ class _ValueNumbers:
         if not jnp.issubdtype(of.dtype, jnp.integer) and of.dtype != np.bool_:
             return
         own = [self.of(v, known) for v in eqn.invars]
-        is_moved = name in ("broadcast_in_dim", "reshape", "squeeze", "convert_element_type") and len(own) == 1
+        is_moved = name in indices.KEEP_NUMBERS and len(own) == 1
         if is_moved and indices.differ_in_ones(of.shape, eqn.invars[0].aval.shape):
             value = self.known.get(own[0])
             known[eqn.outvars[0]] = own[0] if value is None else self.literal(int(np.array(value).astype(of.dtype)))
@@ -408,7 +405,7 @@ def equation(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Value
     """Return the results of an equation that takes parts of a buffer or puts them together, None if they are arrays."""
     name = eqn.primitive.name
     if name in kinds.UPDATES:
-        return _replaced(eqn, operands, step) if step.is_put else None
+        return _replaced(eqn, operands) if step.is_put else None
     if name in READS:
         return _read(eqn, operands, step)
     parts = [_part(x) for x in operands if not _is_empty(x)] if name in _RULES else []
@@ -433,20 +430,20 @@ def _read(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Value] |
     if buffer is None or box is None or (fills and not step.drops) or not buffer.is_buffer:
         return None
     given = _with_note(eqn, operands)
-    m = box.map(buffer.map, step.known, box.dynamic_starts(operands, given, drops=step.drops))
+    m = box.map(buffer.map, box.known(operands), box.dynamic_starts(operands, given, drops=step.drops))
     if m is None:
         return None
     made = functools.partial(_bound, eqn, operands)
     return [Part(buffer.whole, m, made, buffer.changes, fills=fills).value()]
 
 
-def _replaced(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Value] | None:
+def _replaced(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:
     """Put back a part of a buffer: the buffer gets the edits of the part."""
     buffer, part, box = _part(operands[0]), _part(operands[_rows_of(eqn)]), Box.of(eqn)
     if buffer is None or part is None or box is None or part.whole is not buffer.whole:
         return None
-    given = _with_note(eqn, operands)
-    put = box.map(buffer.map, step.known, box.dynamic_starts(operands, given, drops=box.drops))
+    given, known = _with_note(eqn, operands), box.known(operands)
+    put = box.map(buffer.map, known, box.dynamic_starts(operands, given, drops=box.drops))
     if put is None or not put.equals(part.map, boxes.puts_back):
         return None
     own = [x for x in buffer.changes if x not in part.changes]
@@ -457,7 +454,7 @@ def _replaced(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Valu
     if not all(part.map.contains(x.map, boxes.is_same) for x in new):
         return None
     made = functools.partial(_bound, eqn, operands)
-    if box.drops and box.starts.keys() - step.known:
+    if box.drops and box.starts.keys() - known:
         inside = box.is_in_range(operands[0].shape, given)
         new = [_Edit(x.update.where_true(inside), x.map) for x in new]
     result = Part(buffer.whole, buffer.map, made, (*buffer.changes, *new), fills=buffer.fills).value()

@@ -205,7 +205,7 @@ class Repair:
         if self._is_of_discarded(eqn):
             return [Value(x) for x in jaxprs.bind(eqn, as_written(operands))], Left("discarded-version"), ()
         if any(v in self.put_together for v in eqn.outvars):
-            taken = parts.equation(eqn, operands, self.put_together.get(eqn.outvars[0], parts.Step({})))
+            taken = parts.equation(eqn, operands, self.put_together.get(eqn.outvars[0], parts.Step()))
             if taken is not None:
                 return taken, None, ()
         wanted = set(added)

@@ -25,7 +25,7 @@ from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat, _gates
-from jax_tensorarray._in_place import access, explained, patterns, rows, selects
+from jax_tensorarray._in_place import access, explained, indices, patterns, rows, selects
 from jax_tensorarray._in_place.boxes import Box
 from jax_tensorarray._in_place.maps import Map
 from jax_tensorarray._in_place.rows import Address
@@ -273,6 +273,7 @@ def invariant(jaxpr: Jaxpr, known: Mapping[Any, Value]) -> dict[Any, Value]:
             values.update(zip(eqn.outvars, outs, strict=True))
             with eqn.ctx.manager, jaxprs.with_types_of(eqn):
                 patterns.note(eqn, operands, outs)
+            indices.define(eqn, operands, outs, is_kept=False)
             if eqn.primitive.name == "iota" and outs[0].array.size <= _gates.COUNTED:
                 continue
             explained.before_the_loop(inner, eqn)

@@ -171,3 +171,24 @@ def test_an_index_that_is_known_has_a_type():
     expected[44] = 1
     f = lambda xs: lax.scan(step, jnp.zeros((400, 20)), xs)[0]  # noqa: E731
     np.testing.assert_array_equal(jax.jit(in_place(f))(np.arange(20)), expected)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_function_takes_another_part_in_each_of_its_calls(first):
+    """JAX traces it once, so both calls have the same variables. An unsigned start is not counted from the end."""
+    zero = np.uint32(0)
+    take = jax.jit(lambda c, k: lax.dynamic_slice(c, (k, zero, zero), (1, N, D))[0])
+    put = jax.jit(lambda c, part, k: lax.dynamic_update_slice(c, part[None], (k, zero, zero)))
+
+    def step(c, i):
+        one, other = take(c, np.uint32(0)).at[i].set(1.0), take(c, np.uint32(2)).at[i].add(2.0)
+        parts = [(one, np.uint32(0)), (other, np.uint32(2))]
+        for part, k in (parts[first], parts[1 - first]):
+            c = put(c, part, k)
+        return c, None
+
+    f = lambda c: lax.scan(step, c, np.arange(5))[0]  # noqa: E731
+    given = np.random.default_rng(0).standard_normal((3, N, D))
+    expected = given.copy()
+    expected[0, :5], expected[2, :5] = 1, given[2, :5] + 2
+    np.testing.assert_array_equal(jax.jit(in_place(f))(given), expected)
