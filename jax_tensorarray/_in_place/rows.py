@@ -553,20 +553,7 @@ def why_left(eqn: Equation) -> Left | None:
     return found if isinstance(found, Left) else None
 
 
-def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
-    """Broadcast a buffer to all examples of a batch, as `jax.vmap` does if both sides of a `cond` use it."""
-    of, dims, source = eqn.outvars[0].aval, eqn.params["broadcast_dimensions"], operands[0]
-    axes = of.ndim - len(dims)
-    is_shared = axes > 0 and tuple(dims) == tuple(range(axes, of.ndim)) and source.shape == of.shape[axes:]
-    if not is_shared or len(operands) > 1 or not has_rows(eqn.invars[0].aval):
-        return Left()
-    if source.sparse_updates is not None:  # zeros and rows stay zeros and rows: see `sums`
-        return Left()
-    return [Value(jaxprs.bind(eqn, [source.array])[0], form=Broadcast(source, axes))]
-
-
 RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | Left]] = {
-    "broadcast_in_dim": broadcast_in_dim,
     "slice": slice_,
     "pad": pad,
     "dynamic_slice": dynamic_slice,

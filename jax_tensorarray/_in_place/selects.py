@@ -24,6 +24,7 @@ from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import (
     Broadcast,
     Difference,
+    Form,
     Guard,
     LastCarry,
     Left,
@@ -246,21 +247,37 @@ def convert_element_type(eqn: Equation, operands: Sequence[Value]) -> list[Value
     return list(operands) if is_same else elementwise(eqn, operands)
 
 
-# --- predicates that are repeated ------------------------------------------------------------------------------
+# --- what is repeated -------------------------------------------------------------------------------------------
 
 
 def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
-    """Broadcast a predicate: the elements of its first axes are repeated along the others."""
-    dims, of = eqn.params["broadcast_dimensions"], eqn.outvars[0].aval.shape
-    if not operands[0].may_select or tuple(dims) != tuple(range(len(dims))):
-        return Left()
-    source = operands[0].source
+    """Broadcast a number, a buffer to all examples of a batch, or a predicate of each example to its elements."""
+    of, x = eqn.outvars[0].aval.shape, operands[0]
+    form = _broadcast(x, eqn.params["broadcast_dimensions"], of) if of else None
+    return Left() if form is None else [Value(jaxprs.bind(eqn, [x.array for x in operands])[0], form=form)]
+
+
+def _broadcast(x: Value, dims: Sequence[int], shape: tuple[int, ...]) -> Form | None:
+    """Return what a value becomes whose axes are those axes of that shape."""
+    new = len(shape) - len(dims)
+    has_examples = tuple(dims) == tuple(range(new, len(shape))) and x.shape == shape[new:]
+    if x.literal in (0, 1):  # zeros, to which no row has been added so far, and ones
+        return Broadcast(x)
+    if x.sparse_updates == ():
+        return x.form
+    if x.sparse_updates:
+        return SparseRows(tuple(u.repeated(shape[:new]) for u in x.sparse_updates)) if has_examples else None
+    if new and has_examples and has_rows(x):
+        return Broadcast(x, new)
+    if not x.may_select or tuple(dims) != tuple(range(len(dims))):
+        return None
+    source = x.source
     n = len(source.shape)
-    while n and source.shape[n - 1] == 1 and of[n - 1] != 1:
+    while n and source.shape[n - 1] == 1 and shape[n - 1] != 1:
         n -= 1
-    if source.shape[:n] != of[:n]:
-        return Left()
-    return _repeated(eqn, operands, source if n == len(source.shape) else Value(source.array.reshape(of[:n])))
+    if source.shape[:n] != shape[:n]:
+        return None
+    return Broadcast(source if n == len(source.shape) else Value(source.array.reshape(shape[:n])))
 
 
 def reshape(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:

@@ -16,25 +16,11 @@ from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place.values import Broadcast, Left, Selected, SparseRows, Value
-from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._in_place.values import Left, Selected, SparseRows, Value
+from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._types import Equation
-
-
-def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
-    """Make ones, or zeros, to which no row has been added so far; or repeat zeros and rows for more examples."""
-    source, shape = operands[0], eqn.outvars[0].aval.shape
-    form = Broadcast(source) if source.literal in (0, 1) else source.form
-    if not shape or (form is source.form and source.sparse_updates is None):
-        return Left()
-    if isinstance(form, SparseRows) and form.updates:
-        more = shape[: len(shape) - len(source.shape)]
-        if (*more, *source.shape) != shape or min(eqn.params["broadcast_dimensions"]) < len(more):
-            return Left()
-        form = SparseRows(tuple(update.repeated(more) for update in form.updates))
-    return [Value(jaxprs.bind(eqn, [x.array for x in operands])[0], form=form)]
 
 
 def add(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
@@ -133,4 +119,4 @@ def _is_sum(eqn: Equation, number: int) -> bool:
     return reaches(v)
 
 
-RULES = {"broadcast_in_dim": broadcast_in_dim, "add_any": add, "add": add}
+RULES = {"add_any": add, "add": add}

@@ -152,6 +152,9 @@ class LastCarry(NamedTuple):
     source: "Value"
 
 
+Form = Broadcast | Stopped | Selected | SparseRows | LastCarry
+
+
 # --- where its rows are ------------------------------------------------------------------------------------------
 
 
@@ -250,7 +253,7 @@ class Value:
         *,
         before: "Value | None" = None,
         change: Update | Difference | Guard | None = None,
-        form: Broadcast | Stopped | Selected | SparseRows | LastCarry | None = None,
+        form: Form | None = None,
         lens: Any = None,
         became: str = "",
         origin: Origin = Origin.STEP,
