@@ -19,9 +19,9 @@ from jax import lax
 
 from jax_tensorarray import _gates
 from jax_tensorarray._in_place import patterns, rows, selects, views
-from jax_tensorarray._in_place.patterns import InMemory, Mask, Place, Repeated
+from jax_tensorarray._in_place.patterns import Mask, Place, Repeated
 from jax_tensorarray._in_place.values import Left, Update, Value, View
-from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.starts import along_axes, in_range, sizes_of
 from jax_tensorarray._ops.write import ta_write_p
@@ -140,8 +140,8 @@ def _selected(eqn: Equation, operands: Sequence[Value], mask: Mask, no: Value, y
 
 def _is_buffer(x: Value) -> bool:
     """Return whether a value is a version of a carry, or of the result of branches or of an inner loop."""
-    *_, first = x.versions()
-    return selects.is_of_carry(x) or isinstance(first.pattern, InMemory)
+    made = list(x.versions())[-1].made_by
+    return selects.is_of_carry(x) or (made is not None and registry.entry_of(made.eqn).kind in ("branches", "loop"))
 
 
 def _written(found: Sequence[_Location], buffer: Value, source: Value) -> Value:

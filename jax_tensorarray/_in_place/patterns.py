@@ -61,10 +61,6 @@ class Zero(NamedTuple):
     """A number that is 0."""
 
 
-class InMemory(NamedTuple):
-    """The result of branches or of an inner loop: XLA fuses nothing with it."""
-
-
 #: Primitives that may make a mask of a mask.
 _OF_MASKS = frozenset(
     ("and", "broadcast_in_dim", "convert_element_type", "gt", "not", "or", "reshape", "squeeze", "sub", "transpose")
@@ -79,10 +75,6 @@ _PLACES = 4
 
 def note(eqn: Equation, operands: Sequence[Any], results: Sequence[Any]) -> None:
     """Note the patterns of the results of an equation, if they have one."""
-    if registry.entry_of(eqn).kind in ("branches", "loop"):
-        for x in results:
-            x.pattern = InMemory() if x.pattern is None and not any(x is y for y in operands) else x.pattern
-        return
     find = _FOUND_BY.get(eqn.primitive.name)
     if find is None or results[0].pattern is not None or any(results[0] is x for x in operands):
         return
