@@ -258,16 +258,16 @@ def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | 
 
 
 def _broadcast(x: Value, dims: Sequence[int], shape: tuple[int, ...]) -> Form | None:
-    """Return what a value becomes whose axes are those axes of that shape."""
+    """Return the form of a value whose axes become the axes `dims` of a shape, None if no rule uses that."""
     new = len(shape) - len(dims)
-    has_examples = tuple(dims) == tuple(range(new, len(shape))) and x.shape == shape[new:]
+    is_for_examples = tuple(dims) == tuple(range(new, len(shape))) and x.shape == shape[new:]
     if x.literal in (0, 1):  # zeros, to which no row has been added so far, and ones
         return Broadcast(x)
     if x.sparse_updates == ():
         return x.form
     if x.sparse_updates:
-        return SparseRows(tuple(u.repeated(shape[:new]) for u in x.sparse_updates)) if has_examples else None
-    if new and has_examples and has_rows(x):
+        return SparseRows(tuple(u.repeated(shape[:new]) for u in x.sparse_updates)) if is_for_examples else None
+    if new and is_for_examples and has_rows(x):
         return Broadcast(x, new)
     if not x.may_select or tuple(dims) != tuple(range(len(dims))):
         return None
