@@ -22,7 +22,7 @@ from jax_tensorarray import _gates
 from jax_tensorarray._in_place import rows
 from jax_tensorarray._in_place.maps import Along, Map
 from jax_tensorarray._in_place.rows import Address
-from jax_tensorarray._in_place.values import Left, Value, arrays
+from jax_tensorarray._in_place.values import Left, Update, Value, arrays
 from jax_tensorarray._ops.primitive import Params, row_params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import along_axes, in_range, positions_of
@@ -58,17 +58,43 @@ class IndexSet(NamedTuple):
     def of(self, array: Array, axis: int) -> Array:
         """Return the elements of an array at these indices, in the order of the view."""
         if self.indices is not None:
-            return jnp.take(array, self.indices, axis)
+            return jnp.take(array, self.indices, axis, mode="clip")
         if isinstance(self.start, int):
             array = lax.slice_in_dim(array, self.start, self.start + self.size, axis=axis)
         else:
             array = lax.dynamic_slice_in_dim(array, self.start, self.size, axis)
         return in_order(array, axis, self.order)
 
+    def rotated(self, start: Array, n: int) -> "IndexSet":
+        """Return the indices `(start + k) mod n` of these indices k."""
+        if self.indices is None and self.size == 1:
+            return self._replace(start=wrapped(start, self.start, n))
+        own = self.as_indices()
+        return own._replace(indices=wrapped(start[..., None], own.indices, n))
 
-def index_set(along: Along, at: Mapping[int, Array], counts: Sequence[int]) -> IndexSet:
+
+def wrapped(start: Array, by: Any, n: int) -> Array:
+    """Return `(start + by) mod n`, where an array `by` is from 0 to n."""
+    if isinstance(by, int) and by % n == 0:
+        return start
+    place = start + (np.int32(by % n) if isinstance(by, int) else by)
+    return jnp.where(place >= n, place - np.int32(n), place)
+
+
+def _index_sets(
+    m: Map, at: Mapping[int, Array], rotations: Mapping[int, Array], counts: Sequence[int], batch: int
+) -> list[IndexSet]:
+    """Return the indices along each axis of the buffer behind the batch, where rotated axes start at `rotations`."""
+    sets = []
+    for a, own in enumerate(m.along[batch:], batch):
+        found = _index_set(own, at, counts)
+        sets.append(found.rotated(rotations[a], m.buffer[a]) if a in rotations else found)
+    return sets
+
+
+def _index_set(along: Along, at: Mapping[int, Array], counts: Sequence[int]) -> IndexSet:
     """Return the indices along an axis, if digits start at the numbers `at` and have `counts` values each."""
-    keys, table = along
+    keys, table, _ = along
     moving, shape = [k for k, d in enumerate(keys) if d in at], [counts[d] for d in keys if counts[d] > 1]
     steps = [_step_along(table, k) for k in moving]
     start: Any = None
@@ -180,6 +206,7 @@ class Access(NamedTuple):
     axis: int  #: the number of axes before the positions in the rows of the view
     single: int  #: how many axes from there on have size 1 in a row
     batch: int
+    examples: int  #: so many of the positions are examples, whose axes are not the first ones of the buffer
     positions: tuple[int, ...]
     boxes: list[IndexSet]  #: for each axis of the buffer behind the batch
     counts: list[int]  #: how many values of each digit a row has
@@ -221,15 +248,17 @@ class Access(NamedTuple):
         for k, x in enumerate(ranges, lead + len(sets)):
             box = in_order(box, k, x.order)
         found = _as_seen(self.map, box, lead, self._digits, self.counts, self.batch)
-        n = len(self.positions)
-        found = lax.squeeze(found, range(self.axis + n, self.axis + n + self.single))
-        return jnp.moveaxis(found, range(self.batch, self.batch + n), range(self.axis, self.axis + n))
+        n, first = len(self.positions), self.batch + self.examples
+        of_single = range(n + self.axis, n + self.axis + self.single)
+        found = lax.squeeze(found, (*range(n, n + self.examples), *of_single))
+        return jnp.moveaxis(found, range(first, lead), range(self.axis, self.axis + lead - first))
 
     def rows_of_buffer(self, of_view: Array) -> Array:
         """Return rows of the view as rows of the buffer."""
         assert self.address is not None
         lead, sets, n = self.batch + len(self.positions), self._sets, len(self.positions)
-        box = jnp.moveaxis(of_view, range(self.axis, self.axis + n), range(self.batch, self.batch + n))
+        first = self.batch + self.examples
+        box = jnp.moveaxis(of_view, range(self.axis, self.axis + lead - first), range(first, lead))
         shown = [d for keys in self.map.axes[self.batch :] for d in keys if self.counts[d] > 1]
         box = lax.reshape(box, (*box.shape[:lead], *(self.counts[d] for d in shown)))
         box = lax.transpose(box, [*range(lead), *(lead + shown.index(d) for d in self._digits)])
@@ -247,25 +276,26 @@ def view_of(m: Map, buffer: Value) -> Array:
     """Return a view of a buffer as an array. If it is a few rows, or starts somewhere, it is read as a row op reads."""
     batch = max((np.ndim(start.value) for start in m.starts), default=0)
     at = {d: digit.start.value for d, digit in enumerate(m.digits) if digit.start is not None}
+    rotations = {a: own.rotation.value for a, own in enumerate(m.along) if own.rotation is not None}
     counts = [digit.seen for digit in m.digits]
-    boxes = [index_set(along, at, counts) for along in m.along[batch:]]
-    if at or math.prod(x.size for x in boxes) <= _gates.KNOWN_SHARE * math.prod(m.buffer):
+    boxes = _index_sets(m, at, rotations, counts, batch)
+    if at or rotations or math.prod(x.size for x in boxes) <= _gates.KNOWN_SHARE * math.prod(m.buffer):
         boxes = _with_sets_last(boxes, m.buffer[batch:], is_update=False)
-        address = _address(boxes, m.buffer, buffer.dtype, batch, drops=False)
+        address = _address(m, boxes, buffer.dtype, batch, drops=False)
         if not isinstance(address, Left):
             params = row_params("in_place", "clip", batch_dims=batch, whole=True)
-            found = Access(m, None, None, None, params, batch, 0, batch, (), boxes, counts)
+            found = Access(m, None, None, None, params, batch, 0, batch, 0, (), boxes, counts)
             return _placed(found, address, None, None).read(buffer)
 
-    def read(array: Array, *values: Array) -> Array:
-        at_example = dict(zip(at, values, strict=True))
-        for a, along in enumerate(m.along[batch:]):
-            array = index_set(along, at_example, counts).of(array, a)
+    def read(array: Array, at: Mapping[int, Array], rotations: Mapping[int, Array]) -> Array:
+        for a, found in enumerate(_index_sets(m, at, rotations, counts, batch)):
+            array = found.of(array, a)
         return _as_seen(m, array, 0, [d for x in m.along[batch:] for d in x.digits if counts[d] > 1], counts, batch)
 
     for _ in range(batch):
         read = jax.vmap(read)
-    return read(*arrays([buffer]), *at.values())
+    (array,) = arrays([buffer])
+    return read(array, at, rotations)
 
 
 def access(
@@ -282,11 +312,11 @@ def access(
     both = [index] if where is None else [index, where]
     of_starts = [np.ndim(start.value) for start in m.starts]
     batch = max((*of_starts, *(k + 1 for k in range(axis) if any(x.shape[k] > 1 for x in both))), default=0)
-    if batch > axis or not all(shape[k] == m.buffer[k] and m.is_axis(k, k) for k in range(batch)):
+    if batch > axis:
         return None
     positions = positions_of(index, d)[axis:]
     sizes = [*shape[:axis], *[1] * (d - len(window)), *window, *shape[axis + d :]]
-    examples, rank = (slice(None),) * batch + (0,) * (axis - batch), batch + len(positions)
+    of_examples, rank = (slice(None),) * batch + (0,) * (axis - batch), batch + len(positions)
 
     def over_positions(x: Array) -> Array:
         return lax.expand_dims(x, range(np.ndim(x), rank))
@@ -296,17 +326,26 @@ def access(
     is_plain = drops or not any(start.drops for start in m.starts)
     counts = [digit.seen for digit in m.digits]
     at = {k: over_positions(digit.start.value) for k, digit in enumerate(m.digits) if digit.start is not None}
-    for k, number in enumerate(along_axes(index[examples], d), axis):
+    rotations = {a: over_positions(own.rotation.value) for a, own in enumerate(m.along) if own.rotation is not None}
+    examples = 0
+    if not all(shape[k] == m.buffer[k] and m.is_axis(k, k) for k in range(batch)):
+        if any(of_starts) or any(len(m.axes[k]) > 1 for k in range(batch)):
+            return None
+        for k, key in [(axis, key) for axis in range(batch) for key in m.axes[axis]]:
+            number = lax.broadcasted_iota(np.int32, [shape[d] if d == k else 1 for d in range(rank)], k)
+            at[key], counts[key] = at[key] + number if key in at else number, 1
+        positions, examples, batch = (*shape[:batch], *positions), batch, 0
+    for k, number in enumerate(along_axes(index[of_examples], d), axis):
+        if sizes[k] == shape[k]:
+            continue
         keys, size, number = m.axes[k], sizes[k], rows.as_int32(number, shape[k])
         owner = m.owner(keys[0]) if len(keys) == 1 else None
-        if is_plain and owner is not None and size < shape[k] == m.buffer[owner] and m.is_axis(k, owner):
+        if is_plain and owner is not None and shape[k] == m.buffer[owner] and m.is_axis(k, owner):
             at[keys[0]], counts[keys[0]] = number, size
             continue
         if drops:
             checked.append((number, shape[k], size))
         number = rows.clamped(number, shape[k] - size)
-        if size == shape[k]:
-            continue
         if len(keys) > 1 and (size > 1 or any(key in at for key in keys)):
             return None
         for key in reversed(keys):
@@ -315,17 +354,25 @@ def access(
                 full = np.int32(m.digits[key].size)
                 own, number = lax.rem(number, full), lax.div(number, full)
             at[key], counts[key] = at[key] + own if key in at else own, size
-    boxes = [index_set(along, at, counts) for along in m.along[batch:]]
+    boxes = _index_sets(m, at, rotations, counts, batch)
     boxes = _with_sets_last(boxes, m.buffer[batch:], is_update=is_update and math.prod(positions) > 1)
-    address = _address(boxes, m.buffer, dtype, batch, drops=drops)
-    found = Access(m, None, None, None, params, axis, d - len(window), batch, positions, boxes, counts)
+    address = _address(m, boxes, dtype, batch, drops=drops)
+    found = Access(m, None, None, None, params, axis, d - len(window), batch, examples, positions, boxes, counts)
     is_all = all(x.is_all(n) for x, n in zip(boxes, m.buffer[batch:], strict=True))
     if isinstance(address, Left):
         return None if is_update or where is not None or not is_all else found
     if is_update and any(m.owner(d) is None for keys in m.axes for d in keys):
         return None
     inside = in_range(*zip(*checked, strict=True)) if checked else None
-    return _placed(found, address, inside, None if where is None else where[examples])
+    return _placed(found, address, inside, None if where is None else where[of_examples])
+
+
+def updated(m: Map, dtype: Any, update: Update) -> Update | None:
+    """Return an update of a view as one of the buffer, None if it is none."""
+    at = access(m, dtype, update.index, update.where, update.params, is_update=True)
+    if at is None:
+        return None
+    return update._replace(index=at.index, rows=at.rows_of_buffer(update.rows), where=at.where, params=at.params)
 
 
 def _with_sets_last(boxes: list[IndexSet], shape: Sequence[int], *, is_update: bool) -> list[IndexSet]:
@@ -343,14 +390,15 @@ def _with_sets_last(boxes: list[IndexSet], shape: Sequence[int], *, is_update: b
     return [x.as_indices() if k in is_set and x.size > 1 else x for k, x in enumerate(boxes)]
 
 
-def _address(
-    boxes: Sequence[IndexSet], buffer: Sequence[int], dtype: Any, batch: int, *, drops: bool
-) -> Address | Left:
-    aval = jax.ShapeDtypeStruct(tuple(buffer), dtype)
+def _address(m: Map, boxes: Sequence[IndexSet], dtype: Any, batch: int, *, drops: bool) -> Address | Left:
+    aval, buffer = jax.ShapeDtypeStruct(m.buffer, dtype), m.buffer
     sets = [k for k, x in enumerate(boxes, batch) if x.indices is not None]
     starts = [k for k, x in enumerate(boxes, batch) if not x.is_all(buffer[k])]
     sizes = [*buffer[:batch], *(1 if x.indices is not None else x.size for x in boxes)]
-    if sets and math.prod(x.size for x in boxes) >= _gates.BOX_SHARE * math.prod(buffer[batch:]):
+    rotated = [k for k in sets if m.along[k].rotation is not None]
+    if any(2 * boxes[k - batch].size > buffer[k] for k in rotated):  # most of it: then all of it is put in order
+        return Left("large-box")
+    if sets != rotated and math.prod(x.size for x in boxes) >= _gates.BOX_SHARE * math.prod(buffer[batch:]):
         return Left("large-box")
     return rows.box_address(aval, sizes, batch, starts, drops=drops)
 

@@ -55,10 +55,14 @@ class Digit(NamedTuple):
 
 
 class Along(NamedTuple):
-    """The index along one axis of the buffer: a table with an axis for each of these digits."""
+    """The index along one axis of the buffer: a table with an axis for each of these digits.
+
+    If the buffer is stored rotated, as a circular buffer is, its index k is the index `(rotation + k) mod n`.
+    """
 
     digits: tuple[int, ...]
     table: Any
+    rotation: Start | None = None
 
 
 def _is_same_number(a: Start, b: Start, size: int) -> bool:
@@ -87,8 +91,9 @@ class Map(NamedTuple):
 
     @property
     def starts(self) -> list[Start]:
-        """The dynamic starts of its digits."""
-        return [digit.start for digit in self.digits if digit.start is not None]
+        """The dynamic starts of its digits, and of the axes of the buffer."""
+        found = (*(digit.start for digit in self.digits), *(own.rotation for own in self.along))
+        return [start for start in found if start is not None]
 
     @property
     def is_whole(self) -> bool:
@@ -97,8 +102,8 @@ class Map(NamedTuple):
 
     def is_axis(self, axis: int, of_buffer: int) -> bool:
         """Return whether an axis of the view is that axis of the buffer, all of it and in order."""
-        keys, (digits, table) = self.axes[axis], self.along[of_buffer]
-        is_static = all(self.digits[d].start is None for d in keys)
+        keys, (digits, table, rotation) = self.axes[axis], self.along[of_buffer]
+        is_static = rotation is None and all(self.digits[d].start is None for d in keys)
         return keys == digits and is_static and np.array_equal(table.ravel(), np.arange(self.buffer[of_buffer]))
 
     def equals(self, other: "Map", is_same: Callable[[Start, Start, int], bool] = _is_same_number) -> bool:
@@ -111,14 +116,20 @@ class Map(NamedTuple):
             if a.start is not None and b.start is not None and not is_same(a.start, b.start, a.size):
                 return False
         pairs = zip(self.along, other.along, strict=True)
-        return all(a.digits == b.digits and np.array_equal(a.table, b.table) for a, b in pairs)
+        is_table = all(a.digits == b.digits and np.array_equal(a.table, b.table) for a, b in pairs)
+        return is_table and self._is_stored_as(other, is_same)
+
+    def _is_stored_as(self, other: "Map", is_same: Callable[[Start, Start, int], bool]) -> bool:
+        """Return whether it is certain that the buffers of two maps are rotated alike."""
+        pairs = [(a.rotation, b.rotation, n) for n, a, b in zip(self.buffer, self.along, other.along, strict=True)]
+        return all(a is b or (a is not None and b is not None and is_same(a, b, n)) for a, b, n in pairs)
 
     # --- views ---
 
     def normalized(self) -> "Map":
         """Return the same map with as few digits as possible, numbered in order: its normal form."""
         digits, axes = list(self.digits), [list(keys) for keys in self.axes]
-        along = [(list(keys), table) for keys, table in self.along]
+        along = [(list(keys), table) for keys, table, _ in self.along]
         owner = {d: a for a, (keys, _) in enumerate(along) for d in keys}
         for a, (keys, table) in enumerate(along):
             single = [k for k, d in enumerate(keys) if digits[d].size == 1]
@@ -143,9 +154,9 @@ class Map(NamedTuple):
         order = [*shown, *(d for own, _ in along for d in sorted(own) if d not in shown)]
         number = {d: k for k, d in enumerate(order)}
         sorted_along = []
-        for own, table in along:
+        for (own, table), (_, _, rotation) in zip(along, self.along, strict=True):
             places = sorted(range(len(own)), key=lambda k, own=own: number[own[k]])  # type: ignore[misc]
-            sorted_along.append(Along(tuple(number[own[k]] for k in places), table.transpose(places)))
+            sorted_along.append(Along(tuple(number[own[k]] for k in places), table.transpose(places), rotation))
         of_axes = tuple(tuple(number[d] for d in keys) for keys in axes)
         return Map(self.buffer, tuple(digits[d] for d in order), of_axes, tuple(sorted_along))
 
@@ -246,11 +257,11 @@ class Map(NamedTuple):
                     if is_odd or digits[d].start is not None:
                         return None
                     left.append(len(digits))
-                    for a, (own, table) in enumerate(along):
+                    for a, (own, table, rotation) in enumerate(along):
                         if d in own:
                             k = own.index(d)
                             table = table.reshape(*table.shape[:k], rest, each, *table.shape[k + 1 :])
-                            along[a] = Along((*own[: k + 1], len(digits), *own[k + 1 :]), table)
+                            along[a] = Along((*own[: k + 1], len(digits), *own[k + 1 :]), table, rotation)
                     digits[d] = Digit(rest, rest)
                     digits.append(Digit(each, each))
                     count = rest
@@ -271,18 +282,27 @@ class Map(NamedTuple):
             digits.append(Digit(size, size))
         return self._replace(digits=tuple(digits), axes=tuple(axes)).normalized()
 
+    def stored_rotated(self, axis: int, start: Start) -> "Map":
+        """Return the same view if index k along an axis of the buffer is stored at index `(start + k) mod n`."""
+        along = list(self.along)
+        along[axis] = along[axis]._replace(rotation=start)
+        return self._replace(along=tuple(along))
+
     # --- sets of elements ---
 
     def is_apart(self, other: "Map") -> bool:
         """Return whether it is certain that two views of a buffer have no element in common."""
         pairs = [(a.table, b.table) for a, b in zip(self.along, other.along, strict=True)]
+        if not self._is_stored_as(other, _is_same_number):
+            return False
         if any(a.max() < b.min() or b.max() < a.min() for a, b in pairs):
             return True
         return any(max(a.size, b.size) <= _FEW and not np.isin(a, b).any() for a, b in pairs)
 
     def contains(self, other: "Map", is_same: Callable[[Start, Start, int], bool] = _is_same_number) -> bool:
         """Return whether it is certain that this view has all elements of another one."""
-        return all(self._contains_along(a, other, is_same) for a in range(len(self.buffer)))
+        is_within = all(self._contains_along(a, other, is_same) for a in range(len(self.buffer)))
+        return is_within and self._is_stored_as(other, is_same)
 
     def _contains_along(self, axis: int, other: "Map", is_same: Callable[[Start, Start, int], bool]) -> bool:
         mine, its = self.along[axis], other.along[axis]
@@ -328,7 +348,7 @@ def joined(maps: Sequence[Map], axis: int) -> Map | None:
             continue
         table, number = np.concatenate(tables), len(first.digits)
         along, axes = list(first.along), list(first.axes)
-        along[a] = Along((number, *along[a].digits), table)
+        along[a] = along[a]._replace(digits=(number, *along[a].digits), table=table)
         axes[axis] = (number, *axes[axis])
         return Map(first.buffer, (*first.digits, Digit(len(table), len(table))), tuple(axes), tuple(along)).normalized()
     return None
@@ -339,7 +359,7 @@ def _without_highest(m: Map, axis: int, of_buffer: int) -> tuple[Map, np.ndarray
 
     If the digit does not belong to this axis of the buffer, return the view as it is.
     """
-    digits, table = m.along[of_buffer]
+    digits, table, _ = m.along[of_buffer]
     d = next(iter(m.axes[axis]), None)
     if d is None or d not in digits or m.digits[d].start is not None:
         return m, table[None]

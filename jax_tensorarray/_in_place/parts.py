@@ -392,11 +392,9 @@ class Part(Taken):
         return at and at.read(self.version())
 
     def updated(self, update: Update) -> "Part | None":
-        of = update.params
-        at = access.access(self.map, self.dtype, update.index, update.where, of, is_update=True)
-        if at is None:
+        changed = access.updated(self.map, self.dtype, update)
+        if changed is None:
             return None
-        changed = update._replace(index=at.index, rows=at.rows_of_buffer(update.rows), where=at.where, params=at.params)
         changes = (*self.changes, _Edit(changed, self.map))
         return Part(self.whole, self.map, lambda: update.apply(self.array()), changes, fills=self.fills)
 

@@ -73,11 +73,17 @@ class Address(NamedTuple):
         return self.axis + len(self.sizes)
 
     def index_of(self, starts: Mapping[int, Array]) -> Array:
-        """Return the index `[*batch, *axes, *I]` or `[*batch, *axes, *I, d]` of starts `[*batch, *I]` by axis."""
+        """Return the index `[*batch, *axes, *I]` or `[*batch, *axes, *I, d]` of starts `[*batch, *I]` by axis.
+
+        The index along an axis that is taken as a whole is 0. If a box starts elsewhere along it, the box is left out.
+        """
         starts = {axis: as_int32(start, self.shape[axis]) for axis, start in starts.items()}
-        like, axes = next(iter(starts.values())), range(self.axis, self.after)
-        own = [starts.pop(axis) if axis in starts else lax.full_like(like, 0) for axis in axes]
-        if self.drops and starts:  # the others are of axes that are taken as a whole
+        like = next(iter(starts.values()))
+        own = [
+            starts.pop(axis) if axis in starts and count < size else lax.full_like(like, 0)
+            for axis, count, size in zip(range(self.axis, self.after), self.taken, self.sizes, strict=True)
+        ]
+        if self.drops and starts:
             own[0] = lax.select(self.in_range(starts), own[0], lax.full_like(like, -1))
         return self.over_axes(joined(own))
 
@@ -390,7 +396,8 @@ class _Gathered(NamedTuple):
     def index_of(self, indices: Array) -> Array:
         """Return the index of the row op."""
         address = self.address
-        if len(address.sizes) > 1 and self.numbers.starts == tuple(range(address.axis, address.after)):
+        is_partial = all(count < size for count, size in zip(address.taken, address.sizes, strict=True))
+        if len(address.sizes) > 1 and is_partial and self.numbers.starts == tuple(range(address.axis, address.after)):
             return address.over_axes(as_int32(indices, np.array(address.sizes)))
         return address.index_of(self.starts(indices))
 

@@ -76,15 +76,20 @@ def view(rnd, m, x):
 
 
 def chain(seed):
-    """A map, what it is a view of, and the view."""
+    """A map, what it is a view of, and the view. The buffer may be stored rotated."""
     rnd = random.Random(seed)
     shape = rnd.choice(SHAPES)
-    m, x = maps.Map.whole(shape), np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+    buffer = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+    m, x = maps.Map.whole(shape), buffer
+    if rnd.random() < 0.3:
+        axis, start = rnd.randrange(len(shape)), rnd.randrange(max(shape))
+        start %= shape[axis]
+        m, x = m.stored_rotated(axis, maps.Start(object(), jnp.int32(start))), np.roll(x, -start, axis)
     for _ in range(rnd.randint(1, 4)):
         found, seen = view(rnd, m, x)
         if found is not None:
             m, x = found, seen
-    return rnd, m, np.arange(math.prod(shape), dtype=np.int32).reshape(shape), x
+    return rnd, m, buffer, x
 
 
 @pytest.mark.slow(but=1)
@@ -142,8 +147,14 @@ def test_a_row_op_on_a_view_is_one_on_the_buffer(block):
         mode = rnd.choice(["clip", "drop"])
         params = row_params("in_place", mode, batch_dims=axis, index_dims=count, window=window, whole=True)
         positions = rnd.choice([(), (), (2,), (1, 2)])
-        at = [[rnd.randint(-2, n + 1) for n in seen.shape[axis : axis + count]] for _ in range(math.prod(positions))]
-        index = np.array(at, np.int32).reshape(*[1] * axis, *positions, count)
+        batch = rnd.randint(0, axis)  # so many of the first axes have an index for each example
+        examples, each = seen.shape[:batch], math.prod(positions)
+        along = [(n, size == n) for n, size in zip(seen.shape[axis:], box, strict=False)]
+        numbers = [
+            0 if is_all else rnd.randint(-2, n + 1) for _ in range(each * math.prod(examples)) for n, is_all in along
+        ]
+        at = np.array(numbers, np.int32).reshape(*examples, each, count)
+        index = at.reshape(*examples, *[1] * (axis - batch), *positions, count)
         index = index[..., 0] if count == 1 else index
         rest = seen.shape[axis + count :]
         shape = (*seen.shape[:axis], *positions, *window, *rest)
@@ -161,16 +172,40 @@ def test_a_row_op_on_a_view_is_one_on_the_buffer(block):
 
         if (got := jax.jit(read)(buffer, index)) is not None:
             done += 1
-            want = np.stack([seen[place] for place in boxes(seen, axis, box, at, "clip")], axis)
-            np.testing.assert_array_equal(got, want.reshape(shape), err_msg=str(seed))
+            want = [
+                np.stack([seen[e][place] for place in boxes(seen[e], axis - batch, box, at[e], "clip")], axis - batch)
+                for e in np.ndindex(examples)
+            ]
+            np.testing.assert_array_equal(got, np.stack(want).reshape(shape), err_msg=str(seed))
         new = -1 - np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
         if (got := jax.jit(write)(buffer, index, new)) is not None:
             done += 1
-            want, rows = seen.copy(), new.reshape(*seen.shape[:axis], len(at), *box, *rest)
-            for k, place in enumerate(boxes(seen, axis, box, at, mode)):
-                if place is not None:
-                    want[place] = rows.take(k, axis)
+            want, rows = seen.copy(), new.reshape(*seen.shape[:axis], each, *box, *rest)
+            for e in np.ndindex(examples):
+                for k, place in enumerate(boxes(seen[e], axis - batch, box, at[e], mode)):
+                    if place is not None:
+                        want[e][place] = rows[e].take(k, axis - batch)
             np.testing.assert_array_equal(got[1], want, err_msg=str(seed))
             outside = np.setdiff1d(buffer, seen)
             np.testing.assert_array_equal(np.asarray(got[0]).ravel()[outside], outside, err_msg=str(seed))
     assert done > 12
+
+
+@pytest.mark.parametrize("window", [(), (2,)])
+@pytest.mark.parametrize("index", [[1], [3, 6, -1]], ids=["shared", "of each example"])
+def test_examples_that_are_stored_rotated_by_numbers_of_their_own(index, window):
+    buffer, starts, index = np.arange(60.0).reshape(3, 5, 4), np.array([2, 0, 4], np.int32), np.array(index, np.int32)
+    seen = np.stack([np.roll(b, -start, 0) for b, start in zip(buffer, starts, strict=True)])
+    m = maps.Map.whole(buffer.shape).stored_rotated(1, maps.Start(object(), jnp.asarray(starts)))
+    params = row_params("in_place", "drop", batch_dims=1, window=window, whole=True)
+    count, places = math.prod(window), [*np.broadcast_to(index, 3)]
+    read = access.access(m, buffer.dtype, index, None, {**params, "mode": "clip"})
+    want = np.stack([b[k : k + count] for b, k in zip(seen, np.clip(places, 0, 5 - count), strict=True)])
+    rows = np.array(read.read(Value(jnp.asarray(buffer))))
+    np.testing.assert_array_equal(rows, want.reshape(3, *window, 4))
+    write = access.access(m, buffer.dtype, index, None, params, is_update=True)
+    written = ta_write_p.bind(jnp.asarray(buffer), write.index, write.rows_of_buffer(-1 - rows), **write.params)
+    for b, k, row in zip(seen, places, rows, strict=True):
+        if 0 <= k <= 5 - count:
+            b[k : k + count] = -1 - row.reshape(count, 4)
+    np.testing.assert_array_equal(access.view_of(m, Value(written)), seen)
