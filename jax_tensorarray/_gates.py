@@ -50,10 +50,6 @@ REGISTER_BYTES_OF_EXAMPLE = 4096
 #: to 4096 rows).
 RING_STEPS = 3
 
-#: So many rows of a ring are written one by one: a scatter of 8 rows takes 4 us longer, and keeps XLA for CPUs from
-#: compiling the loop as one function (brax's queue, jax 0.12).
-RING_SLICES = 8
-
 #: The bytes of an example from which it takes longer to copy a buffer than to decide whether to copy it.
 SELECTED_BYTES = 4096
 

@@ -350,12 +350,12 @@ MUTANTS = {
     "a row past the end of a ring buffer is not wrapped": Mutant(
         (
             (
-                "_in_place/rings.py",
-                "return jnp.where(place >= n, place - n, place)",
-                "return jnp.where(place > n, place - n, place)",
+                "_in_place/access.py",
+                "return jnp.where(place >= n, place - np.int32(n), place)",
+                "return jnp.where(place > n, place - np.int32(n), place)",
             ),
         ),
-        files=("in_place/test_registers.py",),
+        files=("in_place/test_maps.py", "in_place/test_registers.py"),
     ),
     "rows that have moved within a ring buffer stay where they were": Mutant(
         (
@@ -379,11 +379,11 @@ MUTANTS = {
     ),
     # Layouts.
     "rows of a permuted buffer have the inverse permutation": Mutant(
-        (("_in_place/layouts.py", "return jnp.transpose(x, self.back)", "return jnp.transpose(x, self.order)"),),
+        (("_in_place/layouts.py", ".transposed(self.order)", ".transposed(self.back)"),),
         files=("in_place/test_layouts.py",),
     ),
-    "a permuted buffer has the starts of the buffer": Mutant(
-        (("_in_place/layouts.py", "starts=tuple(x.order[d] for d in n.starts)", "starts=n.starts"),),
+    "a buffer begins in the inverse layout": Mutant(
+        (("_in_place/layouts.py", "return jnp.transpose(x, self.back)", "return jnp.transpose(x, self.order)"),),
         files=("in_place/test_layouts.py",),
     ),
     # Twins.

@@ -13,7 +13,8 @@ from jax import lax
 
 from jax_tensorarray._in_place import indices, rows
 from jax_tensorarray._in_place.maps import Map, Start
-from jax_tensorarray._in_place.values import Value
+from jax_tensorarray._in_place.values import Left, Value
+from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._ops.starts import in_range
 from jax_tensorarray._types import Equation
 
@@ -39,6 +40,8 @@ class Box(NamedTuple):
             of_rows = (eqn.outvars[0] if first == 1 else eqn.invars[1]).aval.shape
             starts = {d: (first + d, None) for d, n in enumerate(buffer.shape) if of_rows[d] != n}
             return cls(of_rows, starts, of_rows, 0, False) if len(eqn.invars) == first + buffer.ndim else None
+        if eqn.primitive in ROW_OPS:
+            return cls._of_row_op(eqn)
         numbers, taken, at, mode = rows.numbers_of(eqn), rows.taken_by(eqn), eqn.invars[1].aval, eqn.params["mode"]
         batch, of_rows = len(numbers.batch), (eqn.outvars[0] if name == "gather" else eqn.invars[2]).aval.shape
         is_batch = numbers.batch == numbers.batch_of_indices == tuple(range(batch))
@@ -50,6 +53,18 @@ class Box(NamedTuple):
         sizes = tuple(n if d < batch else taken[d] for d, n in enumerate(buffer.shape))
         starts = {int(d): (1, k) for k, d in enumerate(numbers.starts) if sizes[d] != buffer.shape[d]}
         return cls(sizes, starts, of_rows, batch, rows.drops(eqn))
+
+    @classmethod
+    def _of_row_op(cls, eqn: Equation) -> "Box | None":
+        address, index = rows.address_of(eqn), eqn.invars[1].aval
+        has_mask = len(eqn.invars) > 2 + ROW_OPS[eqn.primitive].takes_value
+        if isinstance(address, Left) or has_mask or any(n != 1 for n in address.positions_of(index)):
+            return None
+        taken = dict(enumerate(address.taken, address.axis))
+        sizes = tuple(taken.get(d, n) for d, n in enumerate(address.shape))
+        is_one = len(address.sizes) == 1
+        starts = {d: (1, None if is_one else k) for k, d in enumerate(taken) if taken[d] != address.shape[d]}
+        return cls(sizes, starts, address.rows_shape(address.positions_of(index)), address.batch, address.drops)
 
     def map(self, m: Map, known: Mapping[int, int], start: Callable[[int, int], Start]) -> Map | None:
         """Return the box of a view. `start` maps an axis that is not `known`, and its last start, to a `Start`."""
@@ -74,7 +89,7 @@ class Box(NamedTuple):
         """Return the function `start` for `map`. `given` are the arrays of the operands."""
 
         def start(d: int, last: int) -> Start:
-            place = rows.clamped(self._start(operands[0].shape, given, d), last)
+            place = rows.clamped(self.start(operands[0].shape, given, d), last)
             return Start(self._number(operands, d), place, drops=drops)
 
         return start
@@ -86,10 +101,10 @@ class Box(NamedTuple):
 
     def is_in_range(self, shape: Sequence[int], given: Sequence[Array]) -> Array:
         """Return where the box is in range of a buffer of that shape, `[*batch]`."""
-        starts = [self._start(shape, given, d) for d in self.starts]
+        starts = [self.start(shape, given, d) for d in self.starts]
         return in_range(starts, [shape[d] for d in self.starts], [self.sizes[d] for d in self.starts])
 
-    def _start(self, shape: Sequence[int], given: Sequence[Array], axis: int) -> Array:
+    def start(self, shape: Sequence[int], given: Sequence[Array], axis: int) -> Array:
         """Return the start of the box along an axis in the program as it is written."""
         k, part = self.starts[axis]
         at = jnp.asarray(given[k] if part is None else given[k][..., part])
@@ -122,3 +137,15 @@ def _is_same(a: Any, b: Any, *, drops: bool) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(_is_same(x, y, drops=drops) for x, y in zip(a, b, strict=True))
     return bool(a == b)
+
+
+def rows_of(eqn: Equation) -> int:
+    """Return the number of the operand of an update that is written."""
+    return 1 if eqn.primitive.name == "dynamic_update_slice" else 2
+
+
+def is_plain_write(eqn: Equation) -> bool:
+    """Return whether an update writes what it is given, and combines it with nothing."""
+    return eqn.primitive.name in ("dynamic_update_slice", "ta_write") or (
+        eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is None
+    )

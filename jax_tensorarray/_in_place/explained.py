@@ -66,9 +66,10 @@ def _listener() -> Any:
     return _contexts.listening.value or _hearing.get()
 
 
+#: What an equation of the program does. A row op is what became of another equation, or an op of the user.
 KINDS = {
-    **dict.fromkeys(("slice", "get", *kinds.READS), "read"),
-    **dict.fromkeys(("swap", "addupdate", *kinds.UPDATES), "write"),
+    **dict.fromkeys(kinds.READS.union(("slice", "get")).difference(op.name for op in ROW_OPS), "read"),
+    **dict.fromkeys(kinds.UPDATES.union(("swap", "addupdate")).difference(op.name for op in ROW_OPS), "write"),
     "select_n": "select",
 }
 
@@ -87,7 +88,8 @@ def remark(
         pass
     elif kind is not None:
         if left is None:
-            _note(jaxpr, eqn, _became(kind, operands, results), "whole-view" if _is_made_whole(operands[0]) else "")
+            whole = "whole-view" if _is_made_whole(operands[0]) else ""
+            _note(jaxpr, eqn, row_op_of(kind, operands, results), whole)
         elif kind != "read" or left.reason != "made-in-the-step":
             _note(jaxpr, eqn, "", left.reason)
     elif registry.entry_of(eqn).kind == "branches":
@@ -105,6 +107,17 @@ def remark(
         _skip_inside(repair, eqn, "foreign-primitive", by=eqn)
         if repair.in_loop and name not in kinds.OF_JAX and not jaxprs.is_of_ours(eqn):
             _note_operands(jaxpr, eqn, operands, "use", "foreign-primitive", by=eqn)
+
+
+def of_held(jaxpr: Jaxpr, eqn: Equation, kind: str, became: str, aval: Any) -> list[Remark]:
+    """Return the remark about a read or write of rows that are stored in another way, if there is a listener."""
+    return [] if _listener() is None else [Remark(jaxpr, eqn, _place(eqn), kind, aval, became, "", {})]
+
+
+def add(remarks: Sequence[Remark]) -> None:
+    """Note what became of the equations of a loop whose trial has succeeded."""
+    if (listener := _listener()) is not None:
+        listener.notes.extend(remarks)
 
 
 def _add(jaxpr: Jaxpr, eqn: Equation, kind: str, aval: Any, became: str, reason: str = "", **facts: Any) -> None:
@@ -136,7 +149,7 @@ def _place(eqn: Equation) -> str:
     return own or source_info_util.summarize(source_info_util.current())
 
 
-def _became(kind: str, operands: Sequence[Value], results: Sequence[Value]) -> str:
+def row_op_of(kind: str, operands: Sequence[Value], results: Sequence[Value]) -> str:
     """Describe the row op that a rule made of a read, a write or a select."""
     value, update = results[0], results[0].update
     if value.view is not None and not value.view.is_made:

@@ -12,14 +12,14 @@ import numpy as np
 
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import registry
-from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, LAYOUT, READS
+from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, LAYOUT, PASSES_ON, READS
 from jax_tensorarray._types import Equation
 
 #: Primitives with equal results for equal operands and parameters, which can be compared.
 REPEATABLE = ELEMENTWISE.union(LAYOUT, READS, ("clamp", "concatenate", "rem", "slice", "squeeze"))
 
 #: Primitives that keep the numbers in an array, unless they are repeated, or out of the range of another type.
-KEEP_NUMBERS = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze")
+KEEP_NUMBERS = PASSES_ON.union(("broadcast_in_dim", "convert_element_type", "reshape", "squeeze"))
 
 #: At most so many pairs of values are compared. The remainder of an index that may be negative takes 20.
 _MOST = 100
@@ -44,9 +44,10 @@ def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value], *, 
 
 def define(eqn: Equation, operands: Sequence[Value], results: Sequence[Value], *, is_kept: bool) -> None:
     """Note how values were made."""
-    for x in results:
+    name = eqn.primitive.name
+    for k, x in enumerate(results):
         if x.made_by is None and not x.is_given:  # else a rule has returned an older value
-            x.made_by = Definition(eqn, tuple(operands), is_kept)
+            x.made_by = Definition(eqn, (operands[k],) if name in PASSES_ON else tuple(operands), is_kept)
 
 
 def part(indices: Value, number: int) -> Value | None:
@@ -131,7 +132,8 @@ def _plain(x: Value) -> Value:
         name, (first, *others) = made.eqn.primitive.name, made.operands
         is_wider = jnp.issubdtype(first.dtype, jnp.integer) and np.can_cast(first.dtype, x.dtype)
         is_moved = name in ("broadcast_in_dim", "reshape", "squeeze") and not others
-        if not (differ_in_ones(first.shape, x.shape) if is_moved else name == "convert_element_type" and is_wider):
+        is_kept = name in PASSES_ON or (name == "convert_element_type" and is_wider)
+        if not (differ_in_ones(first.shape, x.shape) if is_moved else is_kept):
             break
         x = first
     return x

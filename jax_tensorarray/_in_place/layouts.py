@@ -18,18 +18,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat, _gates
-from jax_tensorarray._in_place import explained
+from jax_tensorarray._in_place import access, explained
+from jax_tensorarray._in_place.maps import Map
 from jax_tensorarray._in_place.registers import is_divided
 from jax_tensorarray._in_place.representations import Evaluator, Held, roots_of
-from jax_tensorarray._in_place.rows import has_rows, numbers_of, taken_by, with_numbers
+from jax_tensorarray._in_place.rows import has_rows
+from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, IDENTITIES, SCATTERS, is_update
+from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, IDENTITIES
+from jax_tensorarray._jaxprs.uses import updates
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -41,6 +42,11 @@ class Permuted(NamedTuple):
     array: Array
     order: tuple[int, ...]
     roots: frozenset[int] = frozenset()  #: the carries that it may be a version of
+
+    @property
+    def map(self) -> Map:
+        """The map from the buffer to the array."""
+        return Map.whole(self.array.shape).transposed(self.order)
 
     @property
     def back(self) -> tuple[int, ...]:
@@ -119,6 +125,7 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
     orders, found = jaxprs.fixed_point(wanted, narrowed)
     for k, order in orders.items():
         explained.output(loop, body.jaxpr, k, "layout", f"its axes in the order {order}")
+    explained.add([] if found is None else found.evaluator.remarks)
     return found
 
 
@@ -135,7 +142,7 @@ def may_be_in(body: registry.Body) -> bool:
         if eqn.primitive.name == "dot_general":
             _, batch = eqn.params["dimension_numbers"]
             found["product"] |= any(len(dims) and v.aval.ndim > 2 for dims, v in zip(batch, eqn.invars, strict=True))
-        found["update"] |= is_update(eqn)
+        found["update"] |= updates(eqn)
         return all(found.values())
 
     return jaxprs.any_equation(_compat.closed(body.jaxpr), look)
@@ -198,58 +205,13 @@ def _product(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | 
     return [jnp.transpose(out, axes)]
 
 
-def _dynamic_slice(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
-    x, *starts = operands
-    sizes = x.listed(eqn.params["slice_sizes"])
-    return [jnp.transpose(lax.dynamic_slice(x.array, x.listed(starts), sizes), x.order)]
-
-
-def _slice(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
-    (x,), p = operands, eqn.params
-    strides = None if p["strides"] is None else x.listed(p["strides"])
-    rows = lax.slice(x.array, x.listed(p["start_indices"]), x.listed(p["limit_indices"]), strides)
-    return [jnp.transpose(rows, x.order)]
-
-
-def _dynamic_update_slice(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
-    x, rows, *starts = operands
-    if not isinstance(x, Permuted):
-        return None
-    return [x._replace(array=lax.dynamic_update_slice(x.array, x.stored(self.array(rows)), x.listed(starts)))]
-
-
-def _gather(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
-    x, indices = operands
-    if not isinstance(x, Permuted):
-        return None
-    permuted, axes = _indexed(eqn, x, eqn.outvars[0].aval.ndim)
-    return [jnp.transpose(jaxprs.bind(permuted, [x.array, indices])[0], axes)]
-
-
-def _scatter(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
-    x, indices, rows = operands
-    if not isinstance(x, Permuted):
-        return None
-    permuted, axes = _indexed(eqn, x, eqn.invars[2].aval.ndim)
-    updates = jnp.transpose(self.array(rows), np.argsort(axes).tolist())
-    return [x._replace(array=jaxprs.bind(permuted, [x.array, indices, updates])[0])]
-
-
-def _indexed(eqn: Equation, x: Permuted, rank: int) -> tuple[Any, list[int]]:
-    """Return a gather or a scatter of the array, and which axis of its rows each axis of the rows of the buffer is."""
-    n = numbers_of(eqn)
-    kept = [x.order[d] for d in range(len(x.order)) if d not in (*n.collapsed, *n.batch)]
-    pairs = sorted((x.order[d], k) for d, k in zip(n.batch, n.batch_of_indices, strict=True))
-    permuted = n._replace(
-        collapsed=tuple(sorted(x.order[d] for d in n.collapsed)),
-        starts=tuple(x.order[d] for d in n.starts),
-        batch=tuple(d for d, _ in pairs),
-        batch_of_indices=tuple(k for _, k in pairs),
-    )
-    axes = list(range(rank))
-    for axis, a in zip(n.offset, kept, strict=True):
-        axes[axis] = n.offset[sorted(kept).index(a)]
-    return with_numbers(eqn, permuted, x.listed(taken_by(eqn))), axes
+def _slice(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
+    """Return some rows, or most of them: as an array in the layout of the buffer."""
+    (x,), starts, strides = operands, eqn.params["start_indices"], eqn.params["strides"]
+    if (few := self.by_rows(eqn, operands)) is not None:
+        return few
+    part = x.map.sliced(starts, eqn.outvars[0].aval.shape, strides)
+    return part and [access.view_of(part, Value(x.array))]
 
 
 def _elementwise(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
@@ -288,11 +250,7 @@ def _scan(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
 _Layouts.rules = {
     "scan": _scan,
     "dot_general": _product,
-    "dynamic_slice": _dynamic_slice,
     "slice": _slice,
-    "dynamic_update_slice": _dynamic_update_slice,
-    "gather": _gather,
-    **dict.fromkeys(SCATTERS, _scatter),
     **dict.fromkeys(ELEMENTWISE | IDENTITIES, _elementwise),
     "transpose": _transpose,
 }

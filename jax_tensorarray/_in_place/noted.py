@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jax_tensorarray import _compat
-from jax_tensorarray._ops.primitive import Array, make_primitive, varying_alike, zero_tangent
+from jax_tensorarray._ops.primitive import ROW_OPS, Array, make_primitive, varying_alike, zero_tangent
 from jax_tensorarray._types import Equation
 
 
@@ -37,7 +37,7 @@ class Note:
 
 def noted(eqn: Equation, first: int, indices: Sequence[Any]) -> list[Any]:
     """Return the indices that an equation has as its operands from number `first` on."""
-    if not any(isinstance(x, jax.core.Tracer) for x in indices):
+    if eqn.primitive in ROW_OPS or not any(isinstance(x, jax.core.Tracer) for x in indices):
         return list(indices)
     note = Note(eqn.primitive, eqn.params, [v.aval for v in eqn.invars], first)
     outs = ta_noted_p.bind(*indices, note=note, batched=())

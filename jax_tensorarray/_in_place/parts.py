@@ -93,11 +93,6 @@ _RULES: dict[str, Callable[[Equation, Sequence[Map]], list[Map | None]]] = {
 }
 
 
-def _rows_of(eqn: Equation) -> int:
-    """Return the number of the operand of an update that is written."""
-    return 1 if eqn.primitive.name == "dynamic_update_slice" else 2
-
-
 # --- what is put back ---------------------------------------------------------------------------------------------
 
 
@@ -182,11 +177,11 @@ class _Search:
         return box.map(m, known, lambda d, _: Start(own[d], made_by=eqn.outvars[0]))
 
     def _update(self, eqn: Equation, buffer: _Seen | None, seen: dict[Any, _Seen], numbers: dict[Any, int]) -> None:
-        v, new = eqn.outvars[0], eqn.invars[_rows_of(eqn)]
+        v, new = eqn.outvars[0], eqn.invars[boxes.rows_of(eqn)]
         own = None if isinstance(new, jex.Literal) else seen.get(new)
         if buffer is None:
             return
-        if own is not None and own.root is buffer.root and own.is_updated and _is_plain_write(eqn):
+        if own is not None and own.root is buffer.root and own.is_updated and boxes.is_plain_write(eqn):
             box = Box.of(eqn)
             m = box and self._box(eqn, box, buffer.map, numbers)
             if box and m and m.equals(own.map):
@@ -264,6 +259,8 @@ class _ValueNumbers:
     def note(self, eqn: Equation, known: dict[Any, int]) -> None:
         """Keep a number for the result of an equation, if equal equations of equal operands make the same."""
         name = eqn.primitive.name
+        if name in kinds.PASSES_ON:
+            known.update((v, self.of(x, known)) for v, x in zip(eqn.outvars, eqn.invars, strict=True))
         if name not in indices.REPEATABLE:
             return
         of = eqn.outvars[0].aval
@@ -282,13 +279,6 @@ class _ValueNumbers:
             return
         if name == "concatenate" and eqn.params["dimension"] == len(of.shape) - 1:
             self.joined[number] = own
-
-
-def _is_plain_write(eqn: Equation) -> bool:
-    """Return whether an update writes what it is given, and combines it with nothing."""
-    return eqn.primitive.name == "dynamic_update_slice" or (
-        eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is None
-    )
 
 
 def _is_empty(x: Any) -> bool:
@@ -437,7 +427,7 @@ def _read(eqn: Equation, operands: Sequence[Value], step: Step) -> list[Value] |
 
 def _replaced(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:
     """Put back a part of a buffer: the buffer gets the edits of the part."""
-    buffer, part, box = _part(operands[0]), _part(operands[_rows_of(eqn)]), Box.of(eqn)
+    buffer, part, box = _part(operands[0]), _part(operands[boxes.rows_of(eqn)]), Box.of(eqn)
     if buffer is None or part is None or box is None or part.whole is not buffer.whole:
         return None
     given, known = _with_note(eqn, operands), box.known(operands)
@@ -469,7 +459,7 @@ def _bound(eqn: Equation, operands: Sequence[Value], k: int = 0) -> Array:
 def _with_note(eqn: Equation, operands: Sequence[Value]) -> list[Any]:
     """Return the arrays of the operands that say where a box starts, at their places, with a note for `checkify`."""
     first = 2 if eqn.primitive.name == "dynamic_update_slice" else 1
-    last = 2 if eqn.primitive.name in ("gather", *kinds.SCATTERS) else len(operands)
+    last = len(operands) if eqn.primitive.name.startswith("dynamic") else 2
     return [None] * first + noted(eqn, first, arrays(operands[first:last]))
 
 

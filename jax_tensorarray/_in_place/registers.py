@@ -20,6 +20,7 @@ from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained, twins
+from jax_tensorarray._in_place.boxes import rows_of
 from jax_tensorarray._in_place.representations import Held
 from jax_tensorarray._in_place.rings import Ring, Rings, longer, spread
 from jax_tensorarray._in_place.rows import has_rows
@@ -165,6 +166,7 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
     forms, found = jaxprs.fixed_point(_candidates(body, start) if is_tried else {}, narrowed)
     for k in forms:
         explained.output(loop, body.jaxpr, k, "shift", "a ring buffer")
+    explained.add([] if found is None else found.evaluator.remarks)
     return found
 
 
@@ -182,7 +184,7 @@ def _candidates(body: registry.Body, start: tuple[int, ...] = ()) -> dict[int, F
         if eqn.primitive.name == "concatenate":
             kinds.add((eqn.outvars[0].aval.shape, int(eqn.params["dimension"])))
         elif is_update(eqn):
-            shape, rows = eqn.invars[0].aval.shape, eqn.invars[-1 if "scatter" in eqn.primitive.name else 1].aval.shape
+            shape, rows = (eqn.invars[k].aval.shape for k in (0, rows_of(eqn)))
             axes = [d for d, (n, m) in enumerate(zip(shape, rows, strict=False)) if n != m]
             if len(shape) == len(rows) and len(axes) == 1 and shape[axes[0]] <= 2 * rows[axes[0]]:
                 kinds.add((shape, axes[0]))

@@ -182,7 +182,8 @@ class Repair:
             bodies = registry.entry_of(eqn).bodies(eqn.params)
             return self.request.max_steps is not None and any(off.has_while(body.jaxpr) for body in bodies)
         if kind == "":
-            return (self.in_loop and rows.is_of_rows(eqn)) or self._finds_in_lowering(eqn)
+            is_access = eqn.primitive not in ROW_OPS and rows.is_of_rows(eqn)
+            return (self.in_loop and is_access) or self._finds_in_lowering(eqn)
         # One with rules has been repaired before if it has row ops, except for its rules.
         if kind == "rules" and any(map(choosing.chooses, inner)):
             inner = [body for jaxpr in inner for eqn in jaxpr.eqns for body in jaxprs.jaxprs_in(eqn.params)]

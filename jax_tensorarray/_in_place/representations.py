@@ -1,8 +1,9 @@
 """Evaluate a jaxpr in which some values have another representation than one array.
 
 A shift register is a circular buffer, a buffer has permuted axes, a slice is a part of a stack. For each representation
-there is an `Evaluator` with rules for the equations that can use it. Any other equation gets arrays. If making them
-costs what the representation is meant to save, the evaluator notes it, and the loop stays as it is.
+there is an `Evaluator` with rules for the equations that can use it. If a held value is a view of the array that stores
+it, reads and updates of its rows become row ops on the array. Any other equation gets arrays. If making them costs what
+the representation is meant to save, the evaluator notes it, and the loop stays as it is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 
-from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray import _compat
+from jax_tensorarray._in_place import access, explained, rows
+from jax_tensorarray._in_place.values import Left, Origin, Taken, Update, Value, as_written
+from jax_tensorarray._jaxprs import jaxprs, kinds, registry
+from jax_tensorarray._ops.primitive import Params
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -27,17 +32,39 @@ def roots_of(values: Iterable[Held]) -> frozenset[int]:
     return frozenset[int]().union(*(x.roots for x in values))
 
 
+class Stored(Taken):
+    """A buffer that an evaluator holds, as a view of the array that stores it: see `values.Taken`."""
+
+    def __init__(self, evaluator: "Evaluator", held: Held) -> None:
+        self.evaluator, self.held = evaluator, held
+        self.shape, self.dtype = held.map.shape, held.array.dtype
+
+    def array(self) -> Array:
+        return self.evaluator.array(self.held)
+
+    def read(self, index: Array, where: Array | None, params: Params) -> Array | None:
+        at = access.access(self.held.map, self.dtype, index, where, params)
+        return at and at.read(Value(self.held.array))
+
+    def updated(self, update: Update) -> "Stored | None":
+        own = access.updated(self.held.map, self.dtype, update)
+        return own and Stored(self.evaluator, self.held._replace(array=own.apply(self.held.array)))
+
+
 class Evaluator:
     """Evaluates a jaxpr that holds some values in another representation: those of the types `held`."""
 
     held: ClassVar[tuple[type, ...]]
     enters: ClassVar[type]  #: the one of them that branches and checkpoints take and return; it is a pytree of arrays
     rules: ClassVar[Mapping[str, Rule]]  #: by the name of a primitive, for equations with operands that are held
+    is_view: ClassVar[bool] = True  #: whether a held value has the map of a view of its array
     with_options: ClassVar[bool] = False  #: whether the evaluator inlines a `jit` that has options, too
 
     def __init__(self) -> None:
         self.needed: dict[int, Any] = {}  #: the carries that an equation has needed as arrays, and which equation
         self.eqn: Equation | None = None  #: the equation that is evaluated, None after the last one
+        self.jaxpr: Any = None  #: where it is
+        self.remarks: list[explained.Remark] = []  #: what became of reads and writes of rows of held values
 
     # --- what a representation says ---
 
@@ -67,9 +94,13 @@ class Evaluator:
         """Return the value of a literal."""
         return v.val
 
+    def as_value(self, x: Held) -> Value:
+        """Return a value as one of `Repair`."""
+        return Value(self.array(x))
+
     def written(self, operands: Iterable[Held]) -> list[Array]:
         """Return the operands to bind an unchanged equation with."""
-        return list(map(self.array, operands))
+        return as_written(list(map(self.as_value, operands)))
 
     def without_rule(self, eqn: Equation, operands: list[Held]) -> list[Held]:
         """Return the results of an equation that gets arrays."""
@@ -78,7 +109,10 @@ class Evaluator:
     # --- the walk ---
 
     def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[Held]) -> list[Held]:
-        return jaxprs.interpret(jaxpr, inputs, self.equation, self.known, literal=self.literal)
+        around, self.jaxpr = self.jaxpr, _compat.opened(jaxpr)
+        outs = jaxprs.interpret(jaxpr, inputs, self.equation, self.known, literal=self.literal)
+        self.jaxpr = around
+        return outs
 
     def equation(self, eqn: Equation, operands: list[Held]) -> list[Held]:
         if any(isinstance(x, self.held) for x in operands):
@@ -89,14 +123,33 @@ class Evaluator:
             enters = registry.entry_of(eqn).kind in ("branches", "checkpoint")
             rule = Evaluator.enter if enters else self.rules.get(eqn.primitive.name)
             results = None if rule is None else rule(self, eqn, operands)
+            results = self.by_rows(eqn, operands) if results is None else results
             if results is not None:
                 return results
         return self.without_rule(eqn, operands)
+
+    def by_rows(self, eqn: Equation, operands: list[Held]) -> list[Held] | None:
+        """Read or write rows of a held buffer as rows of the array that stores it, None if it has no such rows."""
+        buffer, *rest = operands
+        if not (self.is_view and isinstance(buffer, self.enters) and (kinds.is_read(eqn) or kinds.is_update(eqn))):
+            return None
+        values = [Value(None, lens=Stored(self, buffer), origin=Origin.BEFORE), *map(self.as_value, rest)]
+        results = rows.RULES[eqn.primitive.name](eqn, values)
+        if isinstance(results, Left):
+            return None
+        if (kind := explained.KINDS.get(eqn.primitive.name)) is not None:
+            self.remark(kind, explained.row_op_of(kind, values, results), eqn.invars[0].aval)
+        return [x.taken.held if isinstance(x.taken, Stored) else self.known(x.array) for x in results]
 
     def needs(self, roots: Iterable[int]) -> None:
         """Note that versions of these carries are needed as arrays."""
         for k in roots:
             self.needed.setdefault(k, self.eqn)
+
+    def remark(self, kind: str, became: str, aval: Any) -> None:
+        """Note what became of a read or write of rows, for when the trial of the loop succeeds."""
+        if self.eqn is not None:
+            self.remarks += explained.of_held(self.jaxpr, self.eqn, kind, became, aval)
 
     def enter(self, eqn: Equation, operands: list[Held]) -> list[Held] | None:
         """Run branches or a checkpoint whose operands and results may be held."""

@@ -5,8 +5,7 @@ index. If an equation needs the rows in order, we reorder them and note it: `reg
 """
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,13 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray import _compat, _gates
-from jax_tensorarray._in_place import selects
+from jax_tensorarray import _compat
+from jax_tensorarray._in_place import access, indices, selects
+from jax_tensorarray._in_place.boxes import Box, is_plain_write, rows_of
+from jax_tensorarray._in_place.maps import Map, Start
 from jax_tensorarray._in_place.representations import Evaluator, Held, roots_of
-from jax_tensorarray._in_place.rows import as_int32, numbers_of, taken_by, with_numbers
-from jax_tensorarray._in_place.values import Left, Value, as_written
+from jax_tensorarray._in_place.rows import clamped
+from jax_tensorarray._in_place.values import Left, Update, Value, as_written
 from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, IDENTITIES, LOGIC, SCATTERS
+from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, IDENTITIES, LOGIC, READS, UPDATES
+from jax_tensorarray._ops.primitive import row_params
+from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -38,59 +41,38 @@ class Ring(NamedTuple):
     def n(self) -> int:
         return int(self.array.shape[self.axis])
 
-    def at(self, array: Array) -> "Ring":
-        """Return a register with other contents."""
-        return self._replace(array=array)
-
     def moved(self, by: Any) -> "Ring":
         """Return the register whose first row is row `by` of this one."""
-        return self._replace(start=_wrapped(self.start, by, self.n))
+        return self._replace(start=access.wrapped(self.start, by, self.n))
 
-    def rows(self, first: Any, count: int) -> Array:
+    @property
+    def map(self) -> Map:
+        """The map from the register to the array."""
+        return Map.whole(self.array.shape).stored_rotated(self.axis, Start(id(self.start), self.start))
+
+    def part(self, first: int | Array, count: int) -> Map:
+        """Return the map of consecutive rows."""
+        starts: list[Any] = [0] * self.array.ndim
+        starts[self.axis] = first if isinstance(first, int) else Start(id(first), first)
+        found = self.map.sliced(starts, [count if d == self.axis else n for d, n in enumerate(self.array.shape)])
+        assert found is not None
+        return found
+
+    def rows(self, first: int | Array, count: int) -> Array:
         """Return consecutive rows."""
+        return access.view_of(self.part(first, count), Value(self.array))
 
-        def read(array: Array, start: Array) -> Array:
-            axis = self.axis - self.start.ndim
-            if count == 1:
-                return lax.dynamic_slice_in_dim(array, _wrapped(start, first, self.n), 1, axis)
-            places = _wrapped(start, first + np.arange(count, dtype=np.int32), self.n)
-            return jnp.take(array, places, axis, mode="clip")
-
-        return self.each(read)
-
-    def with_rows(self, first: Any, rows: Array) -> "Ring":
-        """Return the register with consecutive rows replaced."""
+    def with_rows(self, first: int, rows: Array) -> "Ring":
+        """Return the register with consecutive rows replaced, at most half of them."""
         count = rows.shape[self.axis]
-
-        def write(array: Array, start: Array, rows: Array) -> Array:
-            axis = self.axis - self.start.ndim
-            if count <= _gates.RING_SLICES:
-                for k in range(count):
-                    row = lax.slice_in_dim(rows, k, k + 1, axis=axis)
-                    array = lax.dynamic_update_slice_in_dim(array, row, _wrapped(start, first + k, self.n), axis)
-                return array
-            places = _wrapped(start, first + np.arange(count, dtype=np.int32), self.n)
-            at = array.at[(*[slice(None)] * axis, places)]
-            return at.set(rows, mode="promise_in_bounds", unique_indices=True)
-
-        return self.at(self.each(write, rows))
-
-    def each(self, f: Callable[..., Array], *rest: Array) -> Array:
-        """Call a function of the array, the start and further arrays for each example that has a start of its own."""
-        for _ in range(self.start.ndim):
-            f = jax.vmap(f)
-        return f(self.array, self.start, *rest)
+        params = row_params("in_place", "clip", batch_dims=self.axis, window=(count,), whole=True)
+        all_of_them = Update(ta_write_p, np.zeros([1] * self.axis, np.int32), rows, None, params)
+        update = access.updated(self.part(first, count), rows.dtype, all_of_them)
+        assert update is not None
+        return self._replace(array=update.apply(self.array))
 
 
 jax.tree_util.register_dataclass(Ring, ["array", "start"], ["axis", "roots"])
-
-
-def _wrapped(start: Array, by: Any, n: int) -> Array:
-    """Return `(start + by) mod n`, where an array `by` is from 0 to n."""
-    if isinstance(by, int) and by % n == 0:
-        return start
-    place = start + jnp.asarray(by % n if isinstance(by, int) else by, jnp.int32)
-    return jnp.where(place >= n, place - n, place)
 
 
 class _Piece(NamedTuple):
@@ -160,7 +142,7 @@ class Rings(Evaluator):
         has_reversed = any(isinstance(x, _Reversed) for x in operands)
         if has_reversed and eqn.primitive.name not in ("rev", "scan") and registry.inlined(eqn) is None:
             self.eqn = eqn
-            operands = [Value(self.array(x)) if isinstance(x, _Reversed) else x for x in operands]
+            operands = [self.as_value(x) if isinstance(x, _Reversed) else x for x in operands]
         return super().equation(eqn, operands)
 
     def without_rule(self, eqn: Equation, operands: list[Held]) -> list[Held]:
@@ -185,12 +167,26 @@ class Rings(Evaluator):
         return arrays[0] if len(arrays) == 1 else lax.concatenate(arrays, line.axis)
 
     def rows(self, piece: _Piece, axis: int) -> Array:
+        if piece.length == 0:  # no part of the register: its cotangent would be all of it
+            return lax.full(
+                [0 if d == axis else n for d, n in enumerate(piece.of.array.shape)], 0, piece.of.array.dtype
+            )
         if isinstance(piece.of, Ring):
-            return piece.of.rows(piece.first, piece.length)
+            return self.read(piece.of, piece.first, piece.length)
         return lax.slice_in_dim(piece.of.array, piece.first, piece.first + piece.length, axis=axis)
 
-    def written(self, operands: Iterable[Held]) -> list[Array]:
-        return as_written([x if isinstance(x, Value) else Value(self.array(x)) for x in operands])
+    def read(self, ring: Ring, first: int | Array, count: int) -> Array:
+        """Return consecutive rows of a register."""
+        self.remark("read", "ta_read", ring.array)
+        return ring.rows(first, count)
+
+    def write(self, ring: Ring, first: int, rows: Array) -> Ring:
+        """Return a register with consecutive rows replaced, at most half of them."""
+        self.remark("write", "ta_write", ring.array)
+        return ring.with_rows(first, rows)
+
+    def as_value(self, x: Held) -> Value:
+        return x if isinstance(x, Value) else Value(self.array(x))
 
     def common(self, outs: Sequence[Held]) -> Ring | None:
         rings = [x for x in outs if isinstance(x, Ring)]
@@ -205,8 +201,8 @@ class Rings(Evaluator):
 
     def slices(self, x: Held) -> Callable[[Array], Array] | None:
         if isinstance(x, _Reversed) and x.axis == 0:
-            return lambda number: x.of.rows(x.of.n - 1 - number, 1)[0]
-        return (lambda number: x.rows(number, 1)[0]) if isinstance(x, Ring) and x.axis == 0 else None
+            return lambda number: self.read(x.of, x.of.n - 1 - number, 1)[0]
+        return (lambda number: self.read(x, number, 1)[0]) if isinstance(x, Ring) and x.axis == 0 else None
 
     def made(self, line: _Line) -> Held:
         """Return a line as a register, if one has most of its rows."""
@@ -220,8 +216,8 @@ class Rings(Evaluator):
             self.shifted |= ring.roots
         for piece, q in parts:
             stays = _is_same(piece.of, best.of) and (piece.first - q - best.first + at) % ring.n == 0
-            if not stays:
-                ring = ring.with_rows(q, self.rows(piece, line.axis))
+            if piece.length and not stays:
+                ring = self.write(ring, q, self.rows(piece, line.axis))
         return ring
 
 
@@ -258,176 +254,50 @@ def _slice(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held]:
     return [Value(lax.slice(self.array(part), first, last, strides))]
 
 
-def _dynamic_slice(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
-    of, *starts = operands
-    sizes, shape, axis = list(eqn.params["slice_sizes"]), eqn.invars[0].aval.shape, of.axis
-    count, n = sizes[axis], shape[axis]
-    start, takes_all = starts[axis], all(sizes[d] == shape[d] for d in range(len(shape)) if d != axis)
-    if isinstance(of, _Line) and takes_all:
-        if (place := _known(start)) is not None:
-            return [self.made(of.part(min(max(place, 0), n - count), count))]
-        return _rolled(self, of, start, count)
-    if isinstance(of, _Line) or 2 * count > n:
+def _read(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
+    """Read rows of a line at a known place, or roll a register: from two of it, take as many rows as it has."""
+    line, box = operands[0], Box.of(eqn)
+    if not isinstance(line, _Line) or box is None or box.drops or box.shape != box.sizes:
         return None
-    own, others = of.start.ndim, [as_int32(x.array, size) for x, size in zip(starts, shape, strict=True)]
-    if count > 1 or any(sizes[d] != shape[d] for d in range(own)):
-        rows = of.rows(_in_range(start, n, count), count)
-        others[axis] = jnp.int32(0)
-        return [Value(lax.dynamic_slice(rows, others, sizes))]
-
-    def read(array: Array, first: Array) -> Array:
-        others[axis] = _wrapped(first, _in_range(start, n, 1), n)
-        return lax.dynamic_slice(array, others[own:], sizes[own:])
-
-    return [Value(of.each(read))]
-
-
-def _rolled(self: Rings, line: _Line, start: Value, count: int) -> list[Held] | None:
-    """Roll a register by a computed number: from two of it, one after the other, take as many rows as it has."""
+    if [*box.starts] != [line.axis] or not all(isinstance(x, Value) for x in operands[1:]):
+        return None
+    count = box.sizes[line.axis]
+    if (place := _place(box, line.axis, operands)) is not None:
+        return [self.made(line.part(min(max(place, 0), line.length - count), count))]
     rings = [piece.of for piece in line.pieces if isinstance(piece.of, Ring) and piece.length == count]
-    is_twice = len(rings) == 2 and _is_same(*rings) and line.length == 2 * count
-    if not is_twice:
+    if len(rings) != 2 or not _is_same(*rings) or line.length != 2 * count:
         return None
     self.shifted |= rings[0].roots
-    return [rings[0].moved(_in_range(start, line.length, count))]
+    given: list[Any] = [None, *(x.array for x in operands[1:])]
+    start = box.start(eqn.invars[0].aval.shape, given, line.axis)
+    return [rings[0].moved(clamped(start, count))]
 
 
-def _in_range(start: Value, n: int, count: int) -> Array:
-    """Return where a slice starts."""
-    return jnp.clip(as_int32(start.array, n), 0, n - count)
-
-
-def _dynamic_update_slice(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
-    of, rows, *starts = operands
-    axis = (of if not isinstance(of, Value) else rows).axis
-    shape, sizes = (v.aval.shape for v in eqn.invars[:2])
-    count, n, start = sizes[axis], shape[axis], starts[axis]
-    if any(sizes[d] != shape[d] for d in range(len(shape)) if d != axis):
-        if not isinstance(of, Ring) or not isinstance(rows, Value) or 2 * count > n:
-            return None
-        places = [as_int32(x.array, size) for x, size in zip(starts, shape, strict=True)]
-        if count == 1 and not of.start.ndim:
-            places[axis] = _wrapped(of.start, _in_range(start, n, 1), n)
-            return [of.at(lax.dynamic_update_slice(of.array, rows.array, places))]
-        first, places[axis] = _in_range(start, n, count), jnp.int32(0)
-        return [of.with_rows(first, lax.dynamic_update_slice(of.rows(first, count), rows.array, places))]
-    if (place := _known(start)) is not None:
-        return _replaced(self, of, rows, axis, min(max(place, 0), n - count), count)
-    if not isinstance(of, Ring) or not isinstance(rows, Value) or 2 * count > n:
+def _write(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
+    """Replace rows by others at a known place, if either are rows of a register."""
+    of, new, box = operands[0], operands[rows_of(eqn)], Box.of(eqn)
+    axis = next((x.axis for x in (of, new) if not isinstance(x, Value)), None)
+    if axis is None or box is None or not {*box.starts} <= {axis} or not is_plain_write(eqn):
         return None
-    return [of.with_rows(_in_range(start, n, count), rows.array)]
-
-
-def _replaced(self: Rings, of: Held, rows: Held, axis: int, first: int, count: int) -> list[Held] | None:
-    """Replace rows by others at a known place."""
-    if not isinstance(rows, Value) and rows.axis != axis:
-        rows = Value(self.array(rows))
-    if isinstance(of, Ring) and isinstance(rows, Value) and 2 * count <= of.n:
-        return [of.with_rows(first, rows.array)]
-    if isinstance(of, Value):
+    count, length, place = box.sizes[axis], eqn.invars[0].aval.shape[axis], _place(box, axis, operands)
+    if isinstance(of, Value) or place is None or (box.drops and not 0 <= place <= length - count):
         return None
-    line, new = _line(of), (_Piece(rows, 0, count),) if isinstance(rows, Value) else _line(rows).pieces
-    after = line.part(first + count, line.length - first - count)
-    return [self.made(_Line((*line.part(0, first).pieces, *new, *after.pieces), axis))]
+    if isinstance(new, Value) or new.axis != axis or box.shape != box.sizes:
+        new = Value(lax.reshape(self.array(new), box.sizes))
+    line, first = _line(of), min(max(place, 0), length - count)
+    if isinstance(of, Ring) and isinstance(new, Value) and 2 * count <= length:
+        return [self.write(of, first, new.array)]
+    own = (_Piece(new, 0, count),) if isinstance(new, Value) else _line(new).pieces
+    after = line.part(first + count, length - first - count)
+    return [self.made(_Line((*line.part(0, first).pieces, *own, *after.pieces), axis))]
 
 
-def _gather(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
-    of, indices = operands
-    if not isinstance(indices, Value):
-        return None
-    if taken_by(eqn)[of.axis] != 1:
-        return _windows(self, eqn, of, indices)
-    found = _indexed(eqn, of, indices) if isinstance(of, Ring) else None
-    if found is None:
-        return None
-    eqn, places, moved = found
-    return [Value(jnp.moveaxis(jaxprs.bind(eqn, [of.array, places])[0], range(len(moved)), moved))]
-
-
-def _windows(self: Rings, eqn: Equation, of: Held, indices: Value) -> list[Held] | None:
-    """Read one window of each example, as `jax.vmap` of `lax.dynamic_slice` does."""
-    numbers, sizes, shape = numbers_of(eqn), taken_by(eqn), eqn.invars[0].aval.shape
-    examples, n, count = indices.shape[:-1], shape[of.axis], sizes[of.axis]
-    batch = tuple(range(len(examples)))
-    is_plain = numbers.batch == numbers.batch_of_indices == batch and not numbers.collapsed
-    in_order = numbers.offset == tuple(range(len(batch), len(shape))) and eqn.params["mode"] != _FILL
-    takes_all = all(sizes[k] == shape[k] for k in range(len(batch), len(shape)) if k != of.axis)
-    if not (is_plain and in_order and takes_all and of.axis in numbers.starts):
-        return None
-    first = Value(indices.array[..., numbers.starts.index(of.axis)])
-    if isinstance(of, _Line):
-        return _rolled(self, of, first, count)
-    return None if 2 * count > n else [Value(of.moved(_in_range(first, n, count)).rows(0, count))]
-
-
-_FILL = lax.GatherScatterMode.FILL_OR_DROP
-
-
-def _scatter(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
-    of, indices, rows = operands
-    if not isinstance(indices, Value):
-        return None
-    taken, (shape, _, rows_shape) = taken_by(eqn), (v.aval.shape for v in eqn.invars)
-    axis = (of if not isinstance(of, Value) else rows).axis
-    place = _known(indices)
-    takes_all = all(taken[k] == shape[k] for k in range(len(shape)) if k != axis)
-    if eqn.primitive.name == "scatter" and tuple(numbers_of(eqn).starts) == (axis,) and place is not None and takes_all:
-        if not 0 <= place <= shape[axis] - taken[axis]:
-            return None
-        if isinstance(rows, Value) or rows_shape != tuple(taken):
-            # The updates of one place are windows, in the order of the axes.
-            rows = Value(self.array(rows).reshape(taken))
-        return _replaced(self, of, rows, axis, place, taken[axis])
-    if not isinstance(of, Ring) or not isinstance(rows, Value) or taken[axis] != 1:
-        return None
-    found = _indexed(eqn, of, indices)
-    if found is None:
-        return None
-    eqn, places, moved = found
-    updates = jnp.moveaxis(rows.array, moved, range(len(moved)))
-    return [of.at(jaxprs.bind(eqn, [of.array, places, updates])[0])]
-
-
-def _known(index: Value) -> int | None:
-    """Return an index as a number, if it is known."""
-    literal = index.source.literal
-    return int(np.asarray(literal).item()) if literal is not None and math.prod(index.shape) == 1 else None
-
-
-def _indexed(eqn: Equation, ring: Ring, indices: Value) -> tuple[Any, Array, Sequence[int]] | None:
-    """Return a gather or a scatter of a register, with its indices, None if it cannot be indexed that way.
-
-    If its examples have starts but share the indices, these get axes for them in front. Also return the axes of the
-    rows that have come to the front in that case.
-    """
-    numbers, taken = numbers_of(eqn), taken_by(eqn)
-    at, shape, moved = indices.array, ring.array.shape, numbers.offset[:0]
-    if ring.axis not in numbers.starts:
-        return None
-    if ring.start.ndim and not numbers.batch:
-        own = range(ring.start.ndim)
-        if any(taken[k] != shape[k] or k in numbers.starts for k in own):
-            return None
-        at, moved = jnp.broadcast_to(at, (*ring.start.shape, *at.shape)), numbers.offset[: len(own)]
-        offset = _behind(numbers.offset[len(own) :], moved)
-        numbers = numbers._replace(offset=offset, batch=tuple(own), batch_of_indices=tuple(own))
-        taken[: len(own)] = [1] * len(own)
-    elif tuple(numbers.batch)[: ring.start.ndim] != tuple(range(ring.start.ndim)):
-        return None
-    axes, mode = list(numbers.starts), eqn.params["mode"]
-    parts = [as_int32(at[..., c], shape[axis]) for c, axis in enumerate(axes)]
-    c, last = axes.index(ring.axis), ring.n - 1
-    start = ring.start.reshape(*ring.start.shape, *[1] * (parts[c].ndim - ring.start.ndim))
-    place = _wrapped(start, jnp.clip(parts[c], 0, last), ring.n)
-    if mode != lax.GatherScatterMode.CLIP:  # an index out of range stays out of range
-        place = jnp.where((parts[c] >= 0) & (parts[c] <= last), place, parts[c])
-    parts[c] = place
-    return with_numbers(eqn, numbers, taken), jnp.stack(parts, axis=-1), moved
-
-
-def _behind(dims: Sequence[int], moved: Sequence[int]) -> tuple[int, ...]:
-    """Renumber axes after `moved` went to the front."""
-    return tuple(len(moved) + d - sum(m < d for m in moved) for d in dims)
+def _place(box: Box, axis: int, operands: Sequence[Held]) -> int | None:
+    """Return where a box starts along an axis, if it is known."""
+    if axis not in box.starts:
+        return 0
+    index = operands[box.starts[axis][0]]
+    return indices.known(index.source) if isinstance(index, Value) else None
 
 
 def _select(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
@@ -439,17 +309,12 @@ def _select(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | No
     rings = [self.like(x, kind) for x in cases]
     if all(_is_same(x, rings[0]) for x in rings):
         return [rings[0]]
-    kind = kind.at(jaxprs.bind(eqn, [which.array, *(x.array for x in rings)])[0])
+    kind = kind._replace(array=jaxprs.bind(eqn, [which.array, *(x.array for x in rings)])[0])
     if all(x.start is rings[0].start for x in rings):
         return [kind._replace(start=rings[0].start)]
     number = jnp.asarray(which.source.array)
     shape = kind.array.shape[: max(number.ndim, kind.start.ndim)]
     return [kind._replace(start=lax.select_n(spread(number, shape), *(spread(x.start, shape) for x in rings)))]
-
-
-def _contents(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
-    (of,) = operands
-    return [of.at(jaxprs.bind(eqn, [of.array])[0])] if isinstance(of, Ring) else None
 
 
 def _reversed(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
@@ -466,7 +331,8 @@ def _elementwise(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held]
         return None
     if not all(isinstance(x, Ring) or (isinstance(x, Value) and _is_same_for_rows(x, rings[0].axis)) for x in operands):
         return None
-    return [_made_of(rings, jaxprs.bind(eqn, _contents_of(operands))[0], rings[0].axis)]
+    contents = [x.array if isinstance(x, Ring) else as_written([x])[0] for x in operands]
+    return [_made_of(rings, jaxprs.bind(eqn, contents)[0], rings[0].axis)]
 
 
 def _is_same_for_rows(x: Value, axis: int) -> bool:
@@ -487,10 +353,6 @@ def _reduced(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | N
     return [_made_of(operands, jaxprs.bind(eqn, [of.array])[0], of.axis - sum(k < of.axis for k in axes))]
 
 
-def _contents_of(operands: Sequence[Held]) -> list[Array]:
-    return [x.array if isinstance(x, Ring) else as_written([x])[0] for x in operands]
-
-
 def _made_of(rings: Sequence[Ring], array: Array, axis: int) -> Ring:
     """Return a register that is computed row by row from registers with the same places."""
     return Ring(array, rings[0].start, axis, roots_of(rings))
@@ -498,16 +360,13 @@ def _made_of(rings: Sequence[Ring], array: Array, axis: int) -> Ring:
 
 _PREDICATES = LOGIC.union(("broadcast_in_dim", "reshape", "convert_element_type"))
 Rings.rules = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ELEMENTWISE | IDENTITIES, _elementwise),
     **{f"reduce_{kind}": _reduced for kind in ("sum", "prod", "max", "min", "and", "or")},
     "rev": _reversed,
     "concatenate": _joined,
     "slice": _slice,
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update_slice,
-    "gather": _gather,
-    **dict.fromkeys(SCATTERS, _scatter),
+    **dict.fromkeys(READS, _read),
+    **dict.fromkeys(UPDATES, _write),
     "select_n": _select,
     **dict.fromkeys(("scan", "while"), Evaluator.loop),
-    **dict.fromkeys(IDENTITIES, _contents),
 }

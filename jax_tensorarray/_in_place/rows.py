@@ -28,7 +28,7 @@ from jax_tensorarray._jaxprs.kinds import MAKES_ALL
 from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.max import ta_max_p
-from jax_tensorarray._ops.primitive import Params, is_packed, row_params
+from jax_tensorarray._ops.primitive import ROW_OPS, Params, is_packed, row_params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import in_range, joined, positions_of
 from jax_tensorarray._ops.write import ta_write_p
@@ -321,6 +321,38 @@ def _is_new(buffer: Value) -> bool:
     return made is not None and made.is_kept and made.eqn.primitive.name in MAKES_ALL
 
 
+# --- row ops: those of a buffer in another representation -----------------------------------------------------------
+
+
+def address_of(eqn: Equation) -> Address | Left:
+    """Return the address of a row op that `in_place` has made."""
+    buffer, index, p = eqn.invars[0].aval, eqn.invars[1].aval, eqn.params
+    if p["op"] != "in_place" or p["reverse"] or p["mode"] not in ("clip", "drop") or (p["window"] and not p["whole"]):
+        return Left()
+    axis, after = p["batch_dims"], p["batch_dims"] + p["index_dims"]
+    batch = max((k + 1 for k in range(axis) if index.shape[k] > 1), default=0)
+    return Address(buffer.shape, batch, axis, buffer.shape[axis:after], p["window"], p["mode"] == "drop")
+
+
+def row_read(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
+    buffer, index, *where = operands
+    address = address_of(eqn)
+    if isinstance(address, Left) or where:
+        return Left()
+    (at,) = arrays([index])
+    return [Value(read(buffer, at, address))]
+
+
+def row_update(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
+    buffer, index, rows, *where = operands
+    address = address_of(eqn)
+    if isinstance(address, Left) or where:
+        return Left()
+    at, new = arrays([index, rows])
+    is_window = math.prod(address.positions_of(at)) == 1
+    return [_updated(buffer, Update(eqn.primitive, at, new, None, eqn.params, is_window, rows.sparse_updates == ()))]
+
+
 # --- gather and scatter ----------------------------------------------------------------------------------------
 
 
@@ -345,20 +377,9 @@ _OF_SCATTER = (
 )
 
 
-def _names(eqn: Equation) -> tuple[str, ...]:
-    return _OF_GATHER if eqn.primitive.name == "gather" else _OF_SCATTER
-
-
 def numbers_of(eqn: Equation) -> DimensionNumbers:
-    return DimensionNumbers(*(getattr(eqn.params["dimension_numbers"], name) for name in _names(eqn)))
-
-
-def with_numbers(eqn: Equation, numbers: DimensionNumbers, taken: Sequence[int]) -> Any:
-    """Return a gather or a scatter with other dimension numbers, which takes so much of each axis."""
-    params = eqn.params | {
-        "dimension_numbers": eqn.params["dimension_numbers"]._replace(**dict(zip(_names(eqn), numbers, strict=True)))
-    }
-    return eqn.replace(params=params | ({"slice_sizes": tuple(taken)} if "slice_sizes" in params else {}))
+    names = _OF_GATHER if eqn.primitive.name == "gather" else _OF_SCATTER
+    return DimensionNumbers(*(getattr(eqn.params["dimension_numbers"], name) for name in names))
 
 
 def taken_by(eqn: Equation) -> list[int]:
@@ -540,6 +561,8 @@ def _combines(eqn: Equation, primitive: Primitive) -> bool:
 def is_of_rows(eqn: Equation) -> bool:
     """Return whether a rule of this module may apply to an equation: one with an address, or on a buffer with rows."""
     name = eqn.primitive.name
+    if eqn.primitive in ROW_OPS:
+        return not isinstance(address_of(eqn), Left)
     if name == "gather" or name in _SCATTERS:
         return has_rows(eqn.invars[0].aval)
     return name in ("slice", "dynamic_slice", "dynamic_update_slice") and why_left(eqn) is None
@@ -567,4 +590,6 @@ RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | Left]] = {
     "dynamic_update_slice": dynamic_update_slice,
     "gather": gather,
     **dict.fromkeys(_SCATTERS, scatter),
+    ta_read_p.name: row_read,
+    **dict.fromkeys((p.name for p in (ta_add_p, ta_max_p, ta_write_p)), row_update),
 }

@@ -144,7 +144,7 @@ class _Slices(Evaluator):
     If a branch returns an array instead of the slice of a stack in `replaced`, the array is written into the stack.
     """
 
-    held, enters, with_options = (_Slice,), _Slice, True
+    held, enters, with_options, is_view = (_Slice,), _Slice, True, False
 
     def __init__(self, number: Array, replaced: frozenset[int]) -> None:
         super().__init__()

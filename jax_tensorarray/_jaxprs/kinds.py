@@ -46,6 +46,8 @@ _TABLE = (
     ("update alone moving", "dynamic_update_slice"),
     ("update scatter moving", "scatter scatter-add"),
     ("update scatter", "scatter-max scatter-min scatter-mul scatter-sub"),
+    ("update", "ta_add ta_max ta_write"),
+    ("read", "ta_read"),
     ("ref", "addupdate get swap"),
     ("passed_on", "name ta_noted"),
     ("call", "closed_call custom_jvp_call custom_vjp_call eval_jaxpr jit pjit"),

@@ -26,6 +26,7 @@ from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs, kinds
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs.uses import updates
 from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._loops.linearize import Linearized, Sources, read_by
 from jax_tensorarray._loops.log import BufferVersion, Log
@@ -36,7 +37,6 @@ from jax_tensorarray._loops.tapes import play_back
 from jax_tensorarray._loops.while_ import Loop
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.primitive import ROW_OPS, once_checked, updates_rows, with_axis
-from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import Equation, bytes_of
@@ -446,9 +446,9 @@ def work(eqn: Equation) -> float:
 
 def _moved(eqn: Equation) -> Sequence[Any]:
     """Return the operands and results of which an equation reads or writes all elements: of a buffer it may be rows."""
-    if eqn.primitive is ta_read_p or kinds.is_read(eqn):
+    if kinds.is_read(eqn):
         return eqn.outvars
-    if updates_rows(eqn.primitive) or kinds.is_update(eqn):
+    if updates(eqn):
         return eqn.invars[1:]
     return [*eqn.invars, *eqn.outvars]
 

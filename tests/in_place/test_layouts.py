@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from orders import assert_as_in_numpy, in_turn
@@ -13,6 +14,9 @@ from orders import assert_as_in_numpy, in_turn
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray._in_place import layouts, registers
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray.doctor import explain
 
 pytestmark = pytest.mark.slow(but=2)
 
@@ -56,6 +60,12 @@ def time_first(h, k, v, t):
     return jnp.tanh(h + jnp.einsum("bhl,lbhd->bhd", w, v) + k[t // 2]), k, v
 
 
+def by_parts_that_are_put_back(h, k, v, t):
+    k, v = (c.at[n].set(c[n].at[t].set(jnp.sin(h[n]))) for c, n in ((k, 0), (v, 1)))
+    w = jnp.einsum("bhd,blhd->bhl", h, k)
+    return jnp.tanh(h + jnp.einsum("bhl,blhd->bhd", w, v) + v[:, 2:9].sum(1)), k, v
+
+
 def in_a_scan(step, cache=CACHE):
     def f(h):
         def one(c, t):
@@ -85,6 +95,7 @@ PROGRAMS = {
     "by matrices": in_a_scan(by_matrices),
     "in a conditional": in_a_scan(in_a_conditional),
     "at places of each example": in_a_scan(at_places_of_each_example),
+    "by parts that are put back": in_a_scan(by_parts_that_are_put_back),
     "time first": in_a_scan(time_first, np.moveaxis(CACHE, 1, 0)),
 }
 
@@ -138,3 +149,40 @@ def test_a_cache_that_is_needed_as_it_is_stays_so(use):
     f = in_a_scan(step)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), jit(in_place(f))(H), jit(f)(H))
     assert f"f64[{BATCH},{STEPS},{HEADS},{SIZE}] = ta_write" in str(jax.make_jaxpr(in_place(f))(H))
+
+
+def test_a_ring_buffer_lies_in_another_layout():
+    def step(b, x):
+        b = jnp.concatenate([b[1:], x[None]]).at[5, 1].add(x[2])
+        return b, jnp.sin(x + b[STEPS // 2] + lax.dynamic_slice(b, (3 + (x[0, 0] > 0), 1, 0), (2, 1, SIZE)).sum(0))
+
+    def f(b, x):
+        return lax.scan(lambda c, _: (step(*c), None), (b, x), None, length=2 * STEPS)[0]
+
+    b, x = np.arange(STEPS * HEADS * SIZE).reshape(STEPS, HEADS, SIZE) / 100, H[0]
+    (loop,) = jax.make_jaxpr(f)(b, x).eqns
+    [body] = registry.ENTRIES["scan"].bodies(loop.params)
+    rings = registers.found_in(loop, body)
+    permuted = layouts.Layouts(body._replace(jaxpr=rings.jaxpr, num_carry=3), {0: (1, 2, 0)})
+    assert permuted.stays(0)
+    carry, want = permuted.start([b, x, *rings.start()]), (b, x)
+    for _ in range(STEPS + 3):
+        carry, want = jaxprs.function(permuted.jaxpr)(*carry), in_numpy(step)(*want)
+    jax.tree.map(np.testing.assert_allclose, tuple(rings.end(permuted.end(carry))), tuple(want))
+
+
+def test_examples_whose_axis_is_behind_that_of_a_scan():
+    """Each of them reads and writes rows of its own."""
+
+    def f(x):
+        def step(c, t):
+            b, x = c
+            r, b = lax.scan(lambda r, row: (r + row[t % 5], row.at[(x + t) % 5].set(r)), x, b)
+            b = b.at[x % 4, (t * t) % 5].set(x).at[(x + 1) % 4].set(jnp.arange(5) + r)
+            return (b, (r + b[x % 4, 3] + b[(x + 2) % 4].sum()) % 97), b[0, 1]
+
+        return lax.scan(step, (jnp.zeros((4, 5), int), x), jnp.arange(9))
+
+    g, x = jax.vmap(f), np.arange(5, 8)
+    assert "its axes in the order (1, 0, 2)" in [line.became for line in explain(g)(x)]
+    jax.tree.map(np.testing.assert_array_equal, jit(in_place(g))(x), jit(g)(x))

@@ -19,7 +19,6 @@ WAYS = {
     "REGISTER_BYTES": (0, math.inf),
     "REGISTER_BYTES_OF_EXAMPLE": (0, math.inf),
     "RING_STEPS": (0, math.inf),
-    "RING_SLICES": (math.inf, 0),
     "SELECTED_BYTES": (0, math.inf),
     "MASKED_BYTES": (0, math.inf),
     "MASKED_BYTES_OF_EXAMPLES": (0, math.inf),
