@@ -97,29 +97,8 @@ Unit* in_place(const ffi::AnyBuffer& buffer, ffi::Result<ffi::AnyBuffer>& out) {
   return static_cast<Unit*>(out->untyped_data());
 }
 
-// On a busy machine, waking a thread costs as much as moving 0.5 MB and gains nothing. Beside a share this large that
-// cost is small, and two free cores are nearly twice as fast as one.
-constexpr int64_t kBytesForAThread = 2 << 20;
-
-// The length from which threads divide a row.
-constexpr int64_t kLongRow = 64 << 10;
-
-// Divides a call that moves `moved` bytes among as many threads as are worth it, at most `most`. Calls `work(rows,
-// bytes)` for each share: some of the rows, and some of the bytes of each.
-template <class Work>
-void in_shares(ffi::ThreadPool& pool, int64_t moved, int64_t most, int64_t rows, int64_t row, const Work& work) {
-  int64_t shares = 1;
-  if (moved >= 2 * kBytesForAThread) shares = std::min({moved / kBytesForAThread, most, pool.num_threads()});
-  if (shares <= 1) return work(Range{0, rows}, Range{0, row});
-  in_parallel(pool, shares, [&](int64_t k) {
-    if (row < kLongRow) return work(Range{rows * k / shares, rows * (k + 1) / shares}, Range{0, row});
-    auto cut = [&](int64_t n) { return n == shares ? row : row * n / shares / 64 * 64; };  // at the end of a cache line
-    work(Range{0, rows}, Range{cut(k), cut(k + 1)});
-  });
-}
-
-// The same for an op that updates a buffer, where each thread has rows of its own. It has to look at all indices to
-// find them, so short rows are left to one thread.
+// Divides the work of an op that updates a buffer, where each thread has rows of its own. It has to look at all indices
+// to find them, so short rows are left to one thread.
 template <class Work>
 void in_shares_of_buffer(ffi::ThreadPool& pool, const Geometry& g, const Work& work) {
   in_shares(pool, g.positions() * g.row, g.row / 128, g.batch * g.size, g.row, work);

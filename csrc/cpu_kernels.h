@@ -9,21 +9,10 @@
 #include <limits>
 #include <type_traits>
 
+#include "parallel.h"
 #include "rows.h"
 
 namespace jax_tensorarray {
-
-struct Range {
-  int64_t begin, end;
-
-  int64_t size() const { return end - begin; }
-  bool holds(int64_t k) const { return begin <= k && k < end; }
-
-  // The part of this range in the k-th batch of `count`, counted from the start of that batch.
-  Range in_batch(int64_t k, int64_t count) const {
-    return {std::clamp<int64_t>(begin - k * count, 0, count), std::clamp<int64_t>(end - k * count, 0, count)};
-  }
-};
 
 // An index without a mask, of a type known at compile time.
 template <class T>
@@ -122,7 +111,7 @@ void walk_swap(const Geometry& g, const Rows& index, uint8_t* buffer, const uint
                Range rows, Bytes n) {
   walk(g, index, reverse, [=](int64_t position, int64_t row) {
     uint8_t* taken = old + position * g.row;
-    if (row == kNoRow && rows.begin == 0) zero_bytes(taken, n);  // one thread does this
+    if (row == kNoRow && rows.begin == 0) zero_bytes(taken, n);  // only one share of these bytes has the first row
     if (!rows.holds(row)) return;
     uint8_t* at = buffer + row * g.row;
     copy_bytes(taken, at, n);

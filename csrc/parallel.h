@@ -1,6 +1,7 @@
 // Work that a handler shares with threads of XLA's intra-op pool.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -8,6 +9,18 @@
 #include <mutex>
 
 namespace jax_tensorarray {
+
+struct Range {
+  int64_t begin, end;
+
+  int64_t size() const { return end - begin; }
+  bool holds(int64_t k) const { return begin <= k && k < end; }
+
+  // The part of this range in the k-th batch of `count`, counted from the start of that batch.
+  Range in_batch(int64_t k, int64_t count) const {
+    return {std::clamp<int64_t>(begin - k * count, 0, count), std::clamp<int64_t>(end - k * count, 0, count)};
+  }
+};
 
 // Calls `work(k)` for every k in [0, count), on this thread and on those of the pool that are free.
 //
@@ -34,6 +47,28 @@ void in_parallel(Pool& pool, int64_t count, const Work& work) {
   help();
   std::unique_lock<std::mutex> lock(counters->mutex);
   counters->all_done.wait(lock, [&] { return counters->done == count; });
+}
+
+// On a busy machine, waking a thread costs as much as moving 0.5 MB and gains nothing. Beside a share this large that
+// cost is small, and two free cores are nearly twice as fast as one.
+constexpr int64_t kBytesForAThread = 2 << 20;
+
+// The length from which threads divide a row.
+constexpr int64_t kLongRow = 64 << 10;
+
+// Divides a call that moves `moved` bytes among as many threads as are worth it, at most `most`. Calls `work(rows,
+// bytes)` for each share: some of the rows, and some of the bytes of each.
+template <class Pool, class Work>
+void in_shares(Pool& pool, int64_t moved, int64_t most, int64_t rows, int64_t row, const Work& work) {
+  int64_t shares = 1;
+  if (moved >= 2 * kBytesForAThread) shares = std::min({moved / kBytesForAThread, most, pool.num_threads()});
+  if (row < kLongRow) shares = std::min(shares, rows);  // each has a row, so only one begins with the first
+  if (shares <= 1) return work(Range{0, rows}, Range{0, row});
+  in_parallel(pool, shares, [&](int64_t k) {
+    if (row < kLongRow) return work(Range{rows * k / shares, rows * (k + 1) / shares}, Range{0, row});
+    auto cut = [&](int64_t n) { return n == shares ? row : row * n / shares / 64 * 64; };  // at the end of a cache line
+    work(Range{0, rows}, Range{cut(k), cut(k + 1)});
+  });
 }
 
 }  // namespace jax_tensorarray

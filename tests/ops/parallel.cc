@@ -1,12 +1,13 @@
-// Runs csrc/parallel.h under a sanitizer, on pools of threads that come at once, late, or never.
-#include "../../csrc/parallel.h"
-
+// Runs csrc/parallel.h, and a walk that it divides, under a sanitizer, on pools of threads that come at once, late, or
+// never.
 #include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <functional>
 #include <thread>
 #include <vector>
+
+#include "../../csrc/cpu_kernels.h"
 
 namespace {
 
@@ -31,6 +32,7 @@ class Pool {
     changed_.notify_all();
     for (auto& thread : threads_) thread.join();
   }
+  int64_t num_threads() const { return static_cast<int64_t>(threads_.size()); }
   void Schedule(std::function<void()> task) {
     std::lock_guard<std::mutex> lock(mutex_);
     tasks_.push_back(std::move(task));
@@ -62,6 +64,28 @@ void check(Pool& pool, int64_t count) {
   }
 }
 
+using jax_tensorarray::Range;
+
+// Swaps a value for each of many positions, half of them out of range, so that there are more threads than rows.
+void swap_few_rows(Pool& pool, int64_t rows) {
+  constexpr int64_t kCount = 20'000, kRow = 1024;
+  std::vector<int32_t> index(kCount);
+  for (int64_t k = 0; k < kCount; ++k) index[static_cast<size_t>(k)] = static_cast<int32_t>(k % (2 * rows + 1));
+  std::vector<uint8_t> buffer(static_cast<size_t>(rows * kRow), 1), value(kCount * kRow, 1), old(kCount * kRow, 2);
+  jax_tensorarray::Geometry g{1, rows, kCount, kRow};
+  jax_tensorarray::TypedIndex<int32_t> at{index.data()};
+  std::atomic<int64_t> shares{0};
+  jax_tensorarray::in_shares(pool, kCount * kRow, kRow / 128, rows, kRow, [&](Range mine, Range bytes) {
+    ++shares;
+    walk_swap(g, at, buffer.data(), value.data(), old.data(), false, mine, bytes.size());
+  });
+  if (shares > std::max<int64_t>(rows, 1)) abort();
+  for (int64_t k = 0; k < kCount; ++k) {
+    bool is_row = index[static_cast<size_t>(k)] < rows;
+    if (old[static_cast<size_t>(k * kRow)] != is_row || old[static_cast<size_t>((k + 1) * kRow - 1)] != is_row) abort();
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -70,6 +94,10 @@ int main() {
       Pool pool(threads, delay_us);
       for (int run = 0; run < 300; ++run) check(pool, 1 + run % 9);
     }
+  }
+  for (int64_t rows : {0, 1, 2, 5}) {
+    Pool pool(8, 0);
+    swap_few_rows(pool, rows);
   }
   Pool pool(4, 0);  // handlers that run at the same time, some of them on threads of the pool
   jax_tensorarray::in_parallel(pool, 20, [&](int64_t) {
