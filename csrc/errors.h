@@ -48,9 +48,9 @@ inline std::string message(std::string_view op, IndexType type, int64_t position
   return called.place.empty() ? text : text + " (" + std::string(called.place) + ")";
 }
 
-// The record of one GPU, in host memory that the GPU can write. Only one side writes each counter, so no atomic
-// operation has to work across the bus. Until the host has settled an error, later ones are dropped, since they often
-// follow from it.
+// The record of one GPU, in host memory that the GPU can write. Each counter is written by the GPU alone or by the host
+// alone, so the atomic operation of `claim` orders only the threads of one GPU: none has to work across the bus. Until
+// the host has settled an error, later ones are dropped, since they often follow from it.
 struct ErrorRecord {
   uint32_t claimed;  // GPU: errors that a thread has claimed
   uint32_t written;  // GPU: errors whose `stray` is complete

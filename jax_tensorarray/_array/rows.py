@@ -124,7 +124,8 @@ class Static(NamedTuple):
 
 
 class Rows(ABC):
-    """The rows of a TensorArray in one representation. It is a value: a method that writes returns another.
+    """The rows of a TensorArray in one representation, as a value: a write returns a new object or, if nothing is
+    written, this one. The attributes of this one change only to remember what `tell` and `live` have found.
 
     In all methods `op` is the name to use in errors. An index is a Python integer or a NumPy array if it is known, and
     otherwise traced; so is a `where`. Rows are given and returned as the list of the leaves of an element.

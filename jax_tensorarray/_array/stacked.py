@@ -159,7 +159,7 @@ class Stacked(Rows):
 
     def popped_when_run(self, op: str, where: Any, mode: str | None) -> tuple[Rows, list[Array]]:
         size = jnp.asarray(self.live(), jnp.int32)
-        # The index is the new size too: a row that is not there is found if the program uses the size, and no row.
+        # The checked index is also the new size. So a program that uses only the size raises for a missing row too.
         at = ta_check(size - 1, size, where=where, mode=mode, op=op)
         left = at if where is None and mode != "drop" else jnp.where(at < 0, size, at)
         return self.resized(left), [_read(op, b, at, None, "drop") for b in self._buffers()]

@@ -13,7 +13,7 @@ from jax_tensorarray._array.dropped import warn_if_dropped
 from jax_tensorarray._array.rows import ONE, Rows
 from jax_tensorarray._types import Mode, Numbers
 
-#: The last array that a method has made. One that is dropped at once is never another one.
+#: The id of the array that a method made last. Python deletes a dropped result before it calls another method.
 _newest = 0
 
 

@@ -19,7 +19,10 @@ def new_variable(aval: Any) -> Any:
 
 
 def is_drop(v: Any) -> bool:
-    """Return whether a variable stands for a result that nothing uses. The name of its class is all that says so."""
+    """Return whether a variable stands for a result that nothing uses. The name of its class is all that says so.
+
+    If JAX changes the name, an unused result counts as a used one.
+    """
     return type(v).__name__ == "DropVar"
 
 

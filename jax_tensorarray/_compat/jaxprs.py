@@ -84,16 +84,26 @@ def has_callbacks(x: Any) -> bool:
 
 
 def has_ordered_effects(jaxpr: Jaxpr) -> bool:
-    """Return whether a jaxpr has effects that happen in their order. Only the name of an effect says so in public."""
+    """Return whether a jaxpr has effects that happen in their order. Only the name of an effect says so in public.
+
+    If JAX changes the name, a condition of a batched loop with such effects runs twice per step.
+    """
     return any(str(effect).startswith("Ordered") for effect in jaxpr.effects)
 
 
 def has_unordered_io(jaxpr: Jaxpr) -> bool:
+    """Return whether a jaxpr does input or output in no order. Only the name of the effect says so in public.
+
+    If JAX changes the name, such a loop runs also for examples of a batch that have ended, where JAX raises.
+    """
     return any(str(effect) == "IO" for effect in jaxpr.effects)
 
 
 def only_communicates(jaxpr: Jaxpr) -> bool:
-    """Return whether all effects of a jaxpr are uses of a named axis. Only their class says so, by its name."""
+    """Return whether all effects of a jaxpr are uses of a named axis. Only their class says so, by its name.
+
+    If JAX changes the name, JAX itself batches loops and conditionals that communicate, with copies of buffers.
+    """
     return all(type(effect).__name__ == "NamedAxisEffect" for effect in jaxpr.effects)
 
 

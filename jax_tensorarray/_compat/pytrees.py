@@ -1,4 +1,8 @@
-"""Which function of JAX flattens or unflattens a pytree, for error messages."""
+"""Which function of JAX flattens or unflattens a pytree.
+
+JAX passes this to no pytree rule, so the rule looks at the frames that called it. The names of JAX's modules are
+private. If one changes, the answers become False. The docstrings say what this costs.
+"""
 
 import inspect
 from types import FrameType
@@ -9,7 +13,8 @@ from jax_tensorarray._compat.tracing import executes_eagerly
 def flattened_by_control_flow() -> bool:
     """Return whether `lax.scan`, `while_loop`, `cond` or one of their kin called the pytree rule that calls this.
 
-    It serves an error message only: otherwise users would read of two pytrees that differ in their metadata.
+    A TensorArray whose rows have no known shape then raises. If the answer is wrongly False, it enters the loop. A loop
+    that writes its first row then gets JAX's error for two pytrees that differ in their metadata.
     """
     frame = _frame_that_flattens()
     return frame is not None and frame.f_globals["__name__"].startswith("jax._src.lax.control_flow")
@@ -18,7 +23,8 @@ def flattened_by_control_flow() -> bool:
 def unflattened_by_control_flow() -> bool:
     """Return whether the pytree rule that calls this makes an argument of the body of a loop, or of a branch, of JAX.
 
-    It serves an error message only: otherwise users would read of shapes that differ before and after a step.
+    A TensorArray without `max_size` then raises if a write needs more rows than its buffers have. If the answer is
+    wrongly False, it grows. JAX then raises for shapes that differ before and after a step, or between branches.
     """
     first, later = _frame_that_flattens(), _frame_that_flattens(_TRACING)
     is_result = first is later  # no tracing is between the two

@@ -27,7 +27,7 @@ _COMPILERS = {
     "tpu": ("libtpu", "pip install 'jax[tpu]'"),
 }
 
-#: Without a GPU nothing can be measured, so XLA would compile each kernel twice, and choose as it does without that.
+#: Autotuning is off: it measures kernels on a GPU. Without a GPU it compiles each kernel twice and keeps the default.
 OPTIONS: dict[str, dict[str, int | str]] = {"cuda": {"xla_gpu_autotune_level": 0}}
 
 

@@ -1,4 +1,4 @@
-"""Operations on jaxprs, by public transformations of JAX only."""
+"""Operations on jaxprs. The private names of JAX that these need are in `_compat`."""
 
 import contextlib
 import functools
@@ -104,11 +104,11 @@ def interpret(
     literal: Callable[[Any], Any] | None = None,
     outvars: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Evaluate a jaxpr in values of any kind, as an interpreter with one function for all equations.
+    """Return the values of the outputs of a jaxpr: an abstract interpreter, for values of any kind.
 
     `equation` maps an equation and the values of its operands to the values of its results. `known` maps a constant to
-    its value, by default itself, and `literal` a literal, by default by its value alone. With `outvars` the values of
-    other variables than the outputs are returned.
+    its value; by default this is the constant itself. `literal` maps a `Literal`, with its type, to its value; by
+    default `known` maps the constant in the `Literal`. `outvars` are variables to return instead of the outputs.
     """
     inner = _compat.opened(jaxpr)
     values = dict(zip(inner.constvars, map(known, jaxpr.consts), strict=True))

@@ -67,7 +67,7 @@ class Change:
 
     before: Sequence[Array] = ()
     after: Sequence[Array] = ()
-    #: Whether `jvp` and `backward` may be without the tangents or cotangents of some results, and return those of some.
+    #: Whether `jvp` and `backward` accept and return symbolic zeros. If not, zeros of derivatives are arrays for them.
     takes_some = True
 
     def body(self, jaxpr: Jaxpr, *args: Any) -> list[Any]:

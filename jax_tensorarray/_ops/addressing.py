@@ -40,7 +40,8 @@ class RowOperands(NamedTuple):
     def with_value(self, value: Any) -> tuple[Any, ...]:
         """Return the operands of an op that takes a value.
 
-        The value is broadcast to `[*batch, *I, *elem]` and gets the dtype of the buffer.
+        The value is broadcast to `[*batch, *I, *elem]`, with `length` to `[*batch, *I, length, *elem]`, and gets the
+        dtype of the buffer.
         """
         batch_dims, index_dims = self.params["batch_dims"], self.params["index_dims"]
         positions = positions_of(self.at, index_dims)[batch_dims:]

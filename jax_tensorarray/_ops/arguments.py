@@ -246,7 +246,10 @@ def as_where(op: str, where: Any, shape: tuple[int, ...]) -> tuple[Array, ...]:
 def as_value(
     op: str, value: Any, buffer: Array, index_shape: tuple[int, ...], batch_dims: int = 0, index_dims: int = 1
 ) -> Array:
-    """Return a value of the buffer's dtype and of shape `[*batch, *I, *elem]`; `index_shape` is `[*batch, *I]`."""
+    """Return a value of the buffer's dtype, broadcast to `[*index_shape, *elem]`.
+
+    `index_shape` is `[*batch, *I]`, or `[*batch, *I, length]` if each index is the first of `length` rows.
+    """
     allowed = "an array or a number"
     if isinstance(value, list | tuple):
         raise TypeError(_must_be(op, "value", value, allowed) + "; convert it with jnp.asarray")

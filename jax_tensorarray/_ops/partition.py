@@ -393,7 +393,11 @@ class _Program:
         return self.add(f"stablehlo.convert {clamped} : ({t}) -> {wide}")
 
     def _sum(self, value: str, out: Any, groups: Any) -> str:
-        """Sum a value over the devices that divide the rows, bit for bit: all devices but one have 0."""
+        """Sum a value over the devices that divide the rows. All devices but one have 0.
+
+        Bits are summed as integers, so the sum is the value bit for bit. Complex numbers are summed as such, and a
+        part that is -0 becomes 0.
+        """
         shape, dtype = out
         t, bits = _type(out), _bits(dtype)
         u, one = _tensor(shape, bits), f"tensor<{bits}>"

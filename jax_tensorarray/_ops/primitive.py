@@ -1,9 +1,9 @@
 """Turn the rules of an op into a JAX primitive.
 
-A rule is an ordinary function; this module registers it with JAX. Every op of the library has the operands
+A rule is an ordinary function; this module registers it with JAX. Row ops have the operands
 `buffer, index[, value][, where]` and the parameters of `Params`, so that one batching rule and one lowering serve
 all of them. An index or a mask that examples share has size 1 along their batch axis. Only a kernel needs one for each
-example, so the lowering to its call repeats it.
+example, so the lowering to its call repeats it. Other ops have operands and parameters of their own.
 """
 
 import contextlib

@@ -21,7 +21,7 @@ def _batched(f: Callable[..., Any], batch_dims: int) -> Callable[..., Any]:
 
 
 def clamped_row(index: Array, where: Array, size: int) -> tuple[Array, Array]:
-    """Return the index clamped into range, and whether it was in range."""
+    """Return the index, 0 if it is masked or out of range, and whether it is neither."""
     last = min(size - 1, jnp.iinfo(index.dtype).max)  # no more than the index's own dtype can hold
     found = where & (index >= 0) & (index <= last)
     return jnp.where(found, index, 0).astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32), found

@@ -1,4 +1,4 @@
-"""Find what makes a loop quadratic: the whole buffers that it copies in every step."""
+"""Compile a function, find the operations in its loops that touch a whole buffer, and name the cause of each."""
 
 import contextlib
 import functools

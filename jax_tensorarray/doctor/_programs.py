@@ -41,8 +41,8 @@ class Trial(NamedTuple):
 
     @property
     def helps(self) -> bool:
-        """Whether nothing is left to copy, and it has not become slower."""
-        return not self.left and (self.before is None or self.after is None or self.after < self.before)
+        """Whether no copies are known to be left, and the program is faster or was not timed."""
+        return not self.left and self._is_faster_or_untimed
 
     def as_json(self) -> dict[str, Any]:
         growth = None if self.growth is None else [growth and growth.as_json() for growth in self.growth]
@@ -50,8 +50,12 @@ class Trial(NamedTuple):
 
     @property
     def is_worth_keeping(self) -> bool:
-        """Whether `in_place` was tried and is faster, or was not timed."""
-        return self.is_of_in_place and (self.before is None or self.after is None or self.after < self.before)
+        """Whether `in_place` was tried, and the program is faster or was not timed."""
+        return self.is_of_in_place and self._is_faster_or_untimed
+
+    @property
+    def _is_faster_or_untimed(self) -> bool:
+        return self.before is None or self.after is None or self.after < self.before
 
     @property
     def is_slower(self) -> bool:

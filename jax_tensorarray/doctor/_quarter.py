@@ -37,8 +37,8 @@ def quartered(jaxpr: Jaxpr) -> tuple[Any, int, int] | None:
     """Return a program with a quarter of the steps, how many it had, and how many it has.
 
     It computes something else, at the cost that the program has for a smaller problem. None if that is not safely
-    known: all of its outermost loops have to be scans of the same length, give or take a few steps, and no array but
-    what they stack may have two such axes.
+    known: all of its outermost scans must have the same length, give or take a few steps, and no array but what they
+    stack may have two such axes. A `while` beside the scans stays, with constants and arrays of the new sizes.
     """
     lengths = [eqn.params["length"] for eqn in outermost(jaxpr) if eqn.primitive.name == "scan"]
     steps = max(lengths, default=0)
