@@ -15,7 +15,6 @@ enum class Special {
   kIeee,  // all-ones exponent: infinity and NaN
   kFn,    // finite only: NaN is all ones, overflow gives NaN
   kFnuz,  // finite only, no negative zero: NaN is the pattern of -0
-  kE8m0,  // a power of two and nothing else: no sign, no zero, NaN is 0xff
 };
 
 TA_HD inline uint32_t float_bits(float x) {
@@ -107,7 +106,7 @@ struct SmallFloat {
   TA_HD static SmallFloat make(uint32_t b) { return SmallFloat{static_cast<Storage>(b)}; }
 };
 
-// float8_e8m0fnu holds 2^(bits - 127): its own arithmetic, since there is neither sign nor mantissa.
+// float8_e8m0fnu holds 2^(bits - 127), and 0xff is NaN: its own arithmetic, since there is neither sign nor mantissa.
 struct Float8E8M0FNU {
   uint8_t bits;
   TA_HD float decode() const {

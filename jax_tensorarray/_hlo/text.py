@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import jax
-
 _BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "token": 0}
 
 #: An array type: its element type and its dimensions.
@@ -43,11 +41,6 @@ SHARED = {
     "tuple",
     "while",
 }
-
-
-def optimized_hlo(f: Callable[..., Any], *args: Any) -> str:
-    """Return the HLO that XLA compiles `f` to."""
-    return jax.jit(f).lower(*args).compile().as_text() or ""
 
 
 def array_bytes(shape: str) -> float:

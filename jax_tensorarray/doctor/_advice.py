@@ -1,22 +1,5 @@
 """What to do about a loop that copies a buffer."""
 
-#: The causes that `in_place` removes. The others are about row ops, or about work that the program asks for.
-REMOVED_BY_IN_PLACE = frozenset(
-    {
-        "swapped",
-        "twice",
-        "layout",
-        "checkpoint",
-        "select_vmap",
-        "select",
-        "gradient",
-        "beside",
-        "whole",
-        "sum",
-        "kept",
-    }
-)
-
 #: What to do, by the cause. Each begins with `in_place` if `in_place` removes the cause.
 ADVICE = {
     "swapped": "Put in_place around the function: it removes these copies. The loop returns a buffer at another "

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from in_place import compiled
 from jax import lax
 from row_programs import ours, programs
 
@@ -161,7 +162,7 @@ def test_early_slices_and_fused_updates_touch_no_whole_buffer():
 
 def test_text_without_a_loop_has_no_loop_operations():
     assert list(hlo_text.operations_in_loops("")) == []
-    assert list(hlo_text.operations_in_loops(hlo_text.optimized_hlo(lambda x: x + 1, X))) == []
+    assert list(hlo_text.operations_in_loops(compiled(lambda x: x + 1, X).as_text())) == []
     assert hlo_text.copies_in_loops(LOOP.replace("body=", "calls="), BUFFER) == []
 
 
@@ -205,7 +206,7 @@ def gradient_of_a_plain_write(x):
     [(gradient_of_a_plain_write, True, True), (scan_that_writes, False, False), (work_on_the_whole_carry, False, True)],
 )
 def test_operations_on_a_whole_buffer_are_found_and_copies_are_some_of_them(loop, copies, operations):
-    hlo = hlo_text.optimized_hlo(loop, X)
+    hlo = compiled(loop, X).as_text()
     assert list(hlo_text.operations_in_loops(hlo))
     assert bool(hlo_text.copies_in_loops(hlo, X.nbytes)) == copies
     assert bool(hlo_text.whole_buffer_operations_in_loops(hlo, X.nbytes)) == operations
@@ -224,7 +225,7 @@ def test_copies_inside_a_branch_and_an_inner_loop_of_a_loop_are_found():
 
         return lax.scan(body, x, jnp.arange(len(x)))[0]
 
-    assert hlo_text.whole_buffer_operations_in_loops(hlo_text.optimized_hlo(outer, X), X.nbytes)
+    assert hlo_text.whole_buffer_operations_in_loops(compiled(outer, X).as_text(), X.nbytes)
 
 
 @pytest.mark.slow(but=1)

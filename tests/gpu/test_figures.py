@@ -5,6 +5,7 @@ from itertools import product
 import figures
 import jax.numpy as jnp
 import pytest
+from in_place import compiled
 from jax import lax
 
 from jax_tensorarray._hlo import text as hlo_text
@@ -49,7 +50,7 @@ def test_operations_on_a_whole_buffer_are_counted_apart():
         return lax.fori_loop(0, 50, lambda i, b: jnp.sin(b) + i, x)
 
     x = jnp.zeros((100, 64))
-    text = hlo_text.optimized_hlo(f, x)
+    text = compiled(f, x).as_text()
     assert figures.operations(list(hlo_text.operations_in_loops(text)), text, x.nbytes)["whole buffer"] == 1
 
 

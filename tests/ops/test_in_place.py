@@ -289,4 +289,4 @@ def test_dead_programs_compile_to_nothing():
         lax.scan(body, x, jnp.arange(len(x)))
         return x[0]
 
-    assert list(hlo_text.operations_in_loops(hlo_text.optimized_hlo(f, rows(100)))) == []
+    assert list(hlo_text.operations_in_loops(compiled(f, rows(100)).as_text())) == []
