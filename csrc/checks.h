@@ -10,8 +10,8 @@
 #include <string_view>
 #include <utility>
 
-#include "called.h"
 #include "combine.h"
+#include "op_attribute.h"
 #include "rows.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -116,7 +116,7 @@ inline std::string name_of(ffi::DataType type) {
 using Dims = ffi::AnyBuffer::Dimensions;
 
 [[gnu::cold, gnu::noinline]] inline std::string name_of(std::string_view op) {
-  return std::string(called_at(op, 0).name);
+  return std::string(named_at(op, 0).name);
 }
 
 // An argument, and its name in messages.

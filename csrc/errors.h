@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "called.h"
+#include "op_attribute.h"
 #include "rows.h"
 
 namespace jax_tensorarray {
@@ -38,14 +38,14 @@ inline std::string noun(std::string_view op) {
 }
 
 inline std::string message(std::string_view op, IndexType type, int64_t position, int64_t index, int64_t size) {
-  Called called = called_at(op, position);
-  std::string text(called.name);
-  if (!called.is_text) {
+  Named named = named_at(op, position);
+  std::string text(named.name);
+  if (!named.is_text) {
     text += ": index " +
             (type == IndexType::kU64 ? std::to_string(static_cast<uint64_t>(index)) : std::to_string(index)) +
-            " is out of range for a " + noun(called.name) + " of size " + std::to_string(size);
+            " is out of range for a " + noun(named.name) + " of size " + std::to_string(size);
   }
-  return called.place.empty() ? text : text + " (" + std::string(called.place) + ")";
+  return named.place.empty() ? text : text + " (" + std::string(named.place) + ")";
 }
 
 // The record of one GPU, in host memory that the GPU can write. Each counter is written by the GPU alone or by the host

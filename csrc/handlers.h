@@ -9,9 +9,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "called.h"
 #include "checks.h"
 #include "combine.h"
+#include "op_attribute.h"
 #include "registration.h"
 #include "rows.h"
 #include "xla/ffi/api/ffi.h"
@@ -23,7 +23,7 @@ struct Call {
   int64_t batch_dims;
   int64_t index_dims = 1;  // how many axes an index counts over; left out if it is 1
   bool masked;             // a `where` operand follows the named ones
-  std::string_view op;     // its name in messages, see called.h
+  std::string_view op;     // its name in messages, see op_attribute.h
   bool reverse;            // walk the positions last to first
   bool sorted;             // an operand with the positions sorted by row follows those
   bool strict;             // an index out of range is an error

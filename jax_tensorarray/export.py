@@ -42,13 +42,13 @@ them, the last axis fastest. The other attributes are bools:
 from jax.export import DisabledSafetyCheck
 
 import jax_tensorarray._ops  # noqa: F401  # the ops declare their calls
-from jax_tensorarray._ops.calls import CALLS, PREFIX
+from jax_tensorarray._ops.calls import PREFIX, SIGNATURES
 
 #: The version of the contract. A stored function may name calls of a lower number.
 CONTRACT_VERSION = 1
 
 #: The custom calls that a lowered function may contain.
-TARGETS = tuple(PREFIX + name for name in CALLS)
+TARGETS = tuple(PREFIX + name for name in SIGNATURES)
 
 
 def disabled_checks() -> list[DisabledSafetyCheck]:

@@ -276,5 +276,5 @@ def live_carries(body: Any) -> list[bool]:
 _WRITES = (
     ta_write_part_p,
     ta_clear_p,
-    *(p for p, call in ROW_OPS.items() if call.results == ("buffer",) and p in ad.primitive_transposes),
+    *(p for p, of in ROW_OPS.items() if of.results == ("buffer",) and p in ad.primitive_transposes),
 )

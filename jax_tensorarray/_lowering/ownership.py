@@ -8,7 +8,7 @@ from jax.extend.core import Literal
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering.aliases import aliased
-from jax_tensorarray._ops.primitive import CALLED, ROW_OPS
+from jax_tensorarray._ops.primitive import KERNEL_OPS, ROW_OPS
 from jax_tensorarray._types import Equation
 
 #: A function of an equation and the number of an operand: whether the two have some relation.
@@ -17,14 +17,14 @@ Relation = Callable[[Equation, int], bool]
 
 def updates(eqn: Equation) -> bool:
     """Return whether a call of ours updates its first operand in place, which is its first result."""
-    call = CALLED.get(eqn.primitive)
-    return call is not None and call.in_place
+    signature = KERNEL_OPS.get(eqn.primitive)
+    return signature is not None and signature.in_place
 
 
 def has_buffer(eqn: Equation) -> bool:
     """Return whether a call of ours gets its first operand as its buffer."""
-    call = CALLED.get(eqn.primitive)
-    return call is not None and call.operands[:1] == ("buffer",)
+    signature = KERNEL_OPS.get(eqn.primitive)
+    return signature is not None and signature.operands[:1] == ("buffer",)
 
 
 def waits_of(eqn: Equation) -> int:
@@ -45,8 +45,8 @@ def readers_of(eqn: Equation) -> list[Any]:
 
 def mask_of(eqn: Equation) -> Any:
     """Return the mask of a row op, or None."""
-    operands, call = operands_of(eqn), ROW_OPS[eqn.primitive]
-    return operands[-1] if len(operands) == len(call.operands) else None
+    operands, signature = operands_of(eqn), ROW_OPS[eqn.primitive]
+    return operands[-1] if len(operands) == len(signature.operands) else None
 
 
 def called_by(eqn: Equation) -> Any:

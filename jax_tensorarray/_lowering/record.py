@@ -40,7 +40,7 @@ from jax_tensorarray._lowering.scopes import (
 from jax_tensorarray._ops.calls import TAPE_PARAM, Named
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.fence import ta_zero_p
-from jax_tensorarray._ops.primitive import CALLED
+from jax_tensorarray._ops.primitive import KERNEL_OPS
 from jax_tensorarray._ops.starts import (
     as_dtype,
     box_along,
@@ -119,7 +119,7 @@ def _can_be_recorded(eqn: Equation) -> bool:
 
 def _may_be_ordered(eqn: Equation) -> bool:
     """Return whether an order may be put between an op of ours and others, which takes an opaque zero."""
-    return eqn.primitive in CALLED and not eqn.params.get("unordered")
+    return eqn.primitive in KERNEL_OPS and not eqn.params.get("unordered")
 
 
 def _size(eqn: Equation) -> int | None:

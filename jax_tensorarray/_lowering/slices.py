@@ -45,7 +45,7 @@ from jax_tensorarray._lowering.slicing import How
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.empty import ta_empty_p
 from jax_tensorarray._ops.fence import ta_fence_p, ta_zero_p
-from jax_tensorarray._ops.primitive import CALLED, ROW_OPS, may_raise
+from jax_tensorarray._ops.primitive import KERNEL_OPS, ROW_OPS, may_raise
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import positions_of, sizes_of
 from jax_tensorarray._types import Equation
@@ -92,7 +92,7 @@ class Rewriter:
                 continue
             if inner_scopes(scope, eqn):
                 new = self._with_bodies(scope, eqn, rows)
-            elif eqn.primitive in CALLED or eqn.primitive in (ta_check_p, ta_empty_p):
+            elif eqn.primitive in KERNEL_OPS or eqn.primitive in (ta_check_p, ta_empty_p):
                 new = self._settled(scope, eqn, rows)
             else:
                 new = eqn
@@ -189,7 +189,7 @@ class _Rows:
         """Return a row op with the operands of its kernel: the numbers of all rows, and a mask of these."""
         params = eqn.params
         buffer, index, *rest = operands_of(eqn)
-        call, mask = ROW_OPS[eqn.primitive], mask_of(eqn)
+        signature, mask = ROW_OPS[eqn.primitive], mask_of(eqn)
         is_known, whole = params.get("checked") == "in range", params["whole"]
         clips = whole and params["mode"] == "clip"
         how = How(
@@ -204,7 +204,7 @@ class _Rows:
         masks = [] if mask is None else [self.block.read(mask)]
         with_all = [self.block.read(buffer), *self._starts(index, len(how.sizes), eqn), *masks]
         found = self.block.call(slicing.flat, with_all, eqn, how=how)
-        value = [self.block.read(x) for x in rest[: call.takes_value]]
+        value = [self.block.read(x) for x in rest[: signature.takes_value]]
         waits = [self.block.read(x) for x in eqn.invars[len(eqn.invars) - waits_of(eqn) :]]
         mode = "drop" if whole or how.moves else params["mode"]
         return eqn.replace(

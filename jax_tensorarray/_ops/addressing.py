@@ -75,27 +75,27 @@ def rows(
     names = [op if len(parts) == 1 and axis == 0 else f"{op}(axis={axis + k})" for k in range(len(parts))]
     length = None if length is None else _as_length(op, length, axis + len(parts) - 1, buffer)
     lengths = [*[1] * (len(parts) - 1), length or 1]
-    found = [
+    indices = [  # of each axis, with the mode that is left to check at run time
         arguments.as_index(name, part, size, mode, masked=masked, length=most)
         for name, part, size, most in zip(names, parts, sizes, lengths, strict=True)
     ]
-    shape = _common_shape(op, [part.shape for part, _ in found])
+    shape = _common_shape(op, [index.shape for index, _ in indices])
     mask = arguments.as_where(op, where, shape)
     if length == 0 or (length and len(parts) > 1):
-        *others, (first, left) = found
-        found = [*((part[..., None], mode) for part, mode in others), (_every_row(first, length), left)]
+        *others, (first, last_mode) = indices
+        indices = [*((index[..., None], mode) for index, mode in others), (_every_row(first, length), last_mode)]
         shape = (*shape, length)
         mask = tuple(lax.broadcast_in_dim(m, shape, range(m.ndim)) for m in mask)
         length = None
     if len(parts) == 1:
-        ((at, mode),) = found
+        ((at, mode),) = indices
     else:
-        at, mode = _joined(op, names, found, sizes, shape, mask, mode), "drop"
+        at, mode = _joined(op, names, indices, sizes, shape, mask, mode), "drop"
     batch = buffer.shape[:axis]
     ones = (1,) * axis
     at = at.reshape((*ones, *at.shape))
     if 0 in batch:
-        at = _index_of_empty_batch(batch, names, found, sizes, shape, length, mask)
+        at = _index_of_empty_batch(batch, names, indices, sizes, shape, length, mask)
     masks = [m.reshape((*ones, *m.shape)) for m in mask]
     of = {"lowering": lowering, "batch_dims": axis, "index_dims": len(parts), "window": _window(length)}
     params = row_params(names[0], mode, **of)
@@ -153,7 +153,7 @@ def _every_row(first: Index, length: int) -> Index:
 def _joined(
     op: str,
     names: Sequence[str],
-    found: Sequence[tuple[Index, str | None]],
+    indices: Sequence[tuple[Index, str | None]],
     sizes: Sequence[int],
     shape: tuple[int, ...],
     mask: Sequence[Array],
@@ -167,12 +167,12 @@ def _joined(
         )
     dtype: Any = np.int32 if max(sizes) <= INT32_MAX else np.int64
     rows = list[Any]()
-    for name, (part, left), size in zip(names, found, sizes, strict=True):
-        if isinstance(part, jax.Array) or left != "drop":
-            part = ta_check(jnp.broadcast_to(part, shape), size, where=mask[0] if mask else None, mode=mode, op=name)
-            rows.append(part.astype(dtype))
+    for name, (index, mode_of_index), size in zip(names, indices, sizes, strict=True):
+        if isinstance(index, jax.Array) or mode_of_index != "drop":
+            index = ta_check(jnp.broadcast_to(index, shape), size, where=mask[0] if mask else None, mode=mode, op=name)
+            rows.append(index.astype(dtype))
         else:
-            row = np.where((part >= 0) & (part < size), part.astype(dtype), dtype(-1))  # part may have no -1
+            row = np.where((index >= 0) & (index < size), index.astype(dtype), dtype(-1))  # its dtype may have no -1
             rows.append(np.broadcast_to(row, shape))
     if any(isinstance(row, jax.Array) for row in rows):
         return joined(list(map(jnp.asarray, rows)))
@@ -182,7 +182,7 @@ def _joined(
 def _index_of_empty_batch(
     batch: tuple[int, ...],
     names: Sequence[str],
-    found: Sequence[tuple[Any, str | None]],
+    indices: Sequence[tuple[Any, str | None]],
     sizes: Sequence[int],
     shape: tuple[int, ...],
     length: int | None,
@@ -195,10 +195,9 @@ def _index_of_empty_batch(
     from jax_tensorarray._ops.read import ta_read_p  # its arguments come from here
 
     at = jnp.zeros((*batch, *shape, *([len(names)] if len(names) > 1 else [])), jnp.int32)
-    for name, (part, mode), size in zip(names, found, sizes, strict=True):
+    for name, (index, mode), size in zip(names, indices, sizes, strict=True):
         if mode != "drop":
-            index = jnp.broadcast_to(part, shape)
             params = row_params(name, mode, window=_window(length))
-            rows = ta_read_p.bind(jnp.zeros((size, 0), jnp.int32), index, *mask, **params)
+            rows = ta_read_p.bind(jnp.zeros((size, 0), jnp.int32), jnp.broadcast_to(index, shape), *mask, **params)
             at += rows.reshape(at.shape)
     return at

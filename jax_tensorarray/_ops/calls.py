@@ -11,7 +11,7 @@ PREFIX = "jax_tensorarray_"
 Operation = Any
 
 
-class Call(NamedTuple):
+class Signature(NamedTuple):
     """The operands and results of a call of ours, without the readers that may follow (see `partition`)."""
 
     operands: tuple[str, ...]
@@ -29,8 +29,8 @@ class Call(NamedTuple):
         return self.operands[:1] == self.results[:1] == ("buffer",)
 
 
-#: Our calls by name. Every op declares its own.
-CALLS: dict[str, Call] = {}
+#: The signatures of our calls, by name. Every op declares its own.
+SIGNATURES: dict[str, Signature] = {}
 
 
 def declare(
@@ -38,10 +38,10 @@ def declare(
     operands: tuple[str, ...],
     results: tuple[str, ...],
     combine: Callable[[Any, Any], Any] | None = None,
-) -> Call:
-    """Declare the operands and results of a call, and how it combines two rows if it does."""
-    CALLS[name] = call = Call(operands, results, combine)
-    return call
+) -> Signature:
+    """Declare the operands and results of a call, and how it combines two rows if it does. Return its signature."""
+    SIGNATURES[name] = signature = Signature(operands, results, combine)
+    return signature
 
 
 #: Begins the name of an op that is the whole text of an error, which says nothing of an index.
@@ -59,7 +59,7 @@ class Named(NamedTuple):
 
 
 def op_attribute(params: Mapping[str, Any]) -> str:
-    """Return the attribute `op` of a call. `csrc/called.h` takes it apart."""
+    """Return the attribute `op` of a call. `csrc/op_attribute.h` takes it apart."""
     ops = params.get("ops", (Named(params["op"], params.get("place")),))
     return ">" * params.get("deferred", False) + "\n".join(map(str, ops))
 

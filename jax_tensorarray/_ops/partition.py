@@ -20,7 +20,7 @@ import numpy as np
 from jax.interpreters.mlir import dtype_to_ir_type, ir
 
 from jax_tensorarray._compat import xla_client
-from jax_tensorarray._ops.calls import CALLS, PREFIX, Config, Operation, config, target
+from jax_tensorarray._ops.calls import PREFIX, SIGNATURES, Config, Operation, config, target
 
 HloSharding = Any
 Shape = Any
@@ -82,7 +82,7 @@ def _elements(n: int) -> list[Label]:
 
 
 def _roles(name: str, facts: Config, operand_ranks: Sequence[int]) -> Roles:
-    operands, results, _ = CALLS[name]
+    operands, results, _ = SIGNATURES[name]
     if operands[-1:] == ("where",) and not facts.masked:
         operands = operands[:-1]
     batch_dims = facts.batch_dims
@@ -313,7 +313,7 @@ class _Program:
     ) -> str:
         side_effect = facts.strict or name in ("empty", "raise")
         aliases = ""
-        if CALLS[name].in_place:
+        if SIGNATURES[name].in_place:
             index = "0" if len(results) > 1 else ""
             aliases = (
                 ", output_operand_aliases = [#stablehlo.output_operand_alias<output_tuple_indices = "
@@ -447,7 +447,7 @@ def _layout(t: str) -> str:
 
 def register() -> None:
     """Register with XLA the rules by which it divides our calls."""
-    for name in CALLS:
+    for name in SIGNATURES:
         p = _Partitioner(name)
         xla_client.register_custom_call_partitioner(
             PREFIX + name, p.propagate, p.partition, p.infer, can_side_effecting_have_replicated_sharding=True

@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _kernels
 from jax_tensorarray._ops import sorting
-from jax_tensorarray._ops.calls import PREFIX, TEXT, Call, declare, op_attribute
+from jax_tensorarray._ops.calls import PREFIX, TEXT, Signature, declare, op_attribute
 from jax_tensorarray._ops.partition import label
 from jax_tensorarray._ops.starts import counting, numbers_of_rows, positions_of, sizes_of
 
@@ -97,11 +97,11 @@ def once_checked(params: Params) -> Params:
     return params | {"mode": "drop"} if may_raise(params) else params
 
 
-#: The primitives of row ops, whose `kernel` is a `RowKernel`, and the calls they lower to.
-ROW_OPS: dict[Primitive, Call] = {}
+#: The primitives of row ops, and the signatures of the calls that they lower to, by a `RowKernel`.
+ROW_OPS: dict[Primitive, Signature] = {}
 
-#: The same of all ops that get a buffer or update it.
-CALLED: dict[Primitive, Call] = {}
+#: The same of row ops and of all others that lower to one call of a kernel with their own operands.
+KERNEL_OPS: dict[Primitive, Signature] = {}
 
 #: For other ops that touch some rows only: the function from `active` and the operands to operands with which an
 #: inactive example touches no row that is read. If the result has the type of the first operand, it is updated.
@@ -171,19 +171,19 @@ def make_primitive(
     if noop_operands is not None:
         NOOP_OPERANDS[primitive] = noop_operands
     if isinstance(kernel, RowKernel):
-        reference = _on_one_axis(reference, kernel.call)
+        reference = _on_one_axis(reference, kernel.signature)
     fallback = mlir.lower_fun(_after_waiting(reference), multiple_results=multiple_results)
     mlir.register_lowering(primitive, fallback)
     if kernel is None:
         return primitive
     if isinstance(kernel, RowKernel | SimpleKernel):
-        CALLED[primitive] = kernel.call
+        KERNEL_OPS[primitive] = kernel.signature
     for platform in sorted(_kernels.modules):
         lower = functools.partial(_lower, functools.partial(kernel, platform=platform), fallback)
         mlir.register_lowering(primitive, lower, platform=platform)
     if isinstance(kernel, RowKernel):
-        ROW_OPS[primitive] = kernel.call
-        _compat.checked_besides(primitive, functools.partial(_check, checks, kernel.call), _params_when_checked)
+        ROW_OPS[primitive] = kernel.signature
+        _compat.checked_besides(primitive, functools.partial(_check, checks, kernel.signature), _params_when_checked)
     return primitive
 
 
@@ -449,12 +449,16 @@ def _indexed(buffer: Array, index: Array) -> Array:
 
 
 def _check(
-    checks: Callable[..., Any] | None, call: Call, enabled: frozenset[Any], *operands: Array, **params: Unpack[Params]
+    checks: Callable[..., Any] | None,
+    signature: Signature,
+    enabled: frozenset[Any],
+    *operands: Array,
+    **params: Unpack[Params],
 ) -> None:
     """Index the buffer as JAX does, where `checkify` finds the errors."""
     buffer, index, *rest = operands
     if _finds_index(enabled, buffer, params):
-        if len(operands) == len(call.operands):
+        if len(operands) == len(signature.operands):
             index = jnp.where(rest[-1], index, 0)
         (index,) = numbers_of_rows(buffer, index, **params)
         if index.dtype.itemsize < 4:
@@ -470,20 +474,20 @@ def _check(
 # --- lowering --------------------------------------------------------------------------------------------------
 
 
-def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any]:
+def _on_one_axis(reference: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
     """Extend `reference`, written for one axis and single rows, to several axes and windows."""
 
     def meaning(buffer: Array, index: Array, *rest: Array, **params: Unpack[Params]) -> Any:
         batch_dims, index_dims = params["batch_dims"], params["index_dims"]
         batch, sizes, elem = (buffer.shape[a:b] for a, b in pairwise([0, batch_dims, batch_dims + index_dims, None]))
         merged = buffer if index_dims == 1 else buffer.reshape(*batch, math.prod(sizes), *elem)
-        value, where = rest[: call.takes_value], rest[call.takes_value :]
+        value, where = rest[: signature.takes_value], rest[signature.takes_value :]
         with counting(buffer, params):
             numbers, *masks = numbers_of_rows(buffer, index, *where, **params)
             out = reference(merged, numbers, *value, *masks, batch_dims=batch_dims, reverse=params["reverse"])
-        if index_dims == 1 or not call.in_place:
+        if index_dims == 1 or not signature.in_place:
             return out
-        if len(call.results) == 1:
+        if len(signature.results) == 1:
             return out.reshape(buffer.shape)
         return (out[0].reshape(buffer.shape), *out[1:])
 
@@ -525,11 +529,11 @@ class SimpleKernel:
     """A lowering to a call of all operands."""
 
     name: str
-    call: Call
+    signature: Signature
 
     def __call__(self, ctx: Any, *operands: Any, batch_dims: int | None = None, effect: bool = False, **_: Any) -> Any:
         attributes = {} if batch_dims is None else {"batch_dims": np.int64(batch_dims)}
-        aliases = {0: 0} if self.call.in_place else {}
+        aliases = {0: 0} if self.signature.in_place else {}
         rule = jax.ffi.ffi_lowering(PREFIX + self.name, operand_output_aliases=aliases, has_side_effect=effect)
         return rule(ctx, *operands, **attributes)
 
@@ -558,11 +562,11 @@ class RowKernel:
     """A lowering to a call. Before it `_lowering.slices` may have replaced the op by XLA's own slices."""
 
     name: str
-    call: Call
+    signature: Signature
 
     def __call__(self, ctx: Any, *operands: Any, platform: str, **params: Unpack[Params]) -> Any:
         own = len(operands) - params.get("waits", 0)
-        in_place, masked = self.call.in_place, own == len(self.call.operands)
+        in_place, masked = self.signature.in_place, own == len(self.signature.operands)
         batch_dims, index_dims, window = params["batch_dims"], params["index_dims"], params["window"]
         buffer, index, *_ = ctx.avals_in
         sizes = sizes_of(buffer, params)
@@ -573,7 +577,7 @@ class RowKernel:
         order = self._of_index(sorting.visiting_order, given, ctx, params) if is_sorted else []
         if not params.get("settled"):  # no pass knows all sizes, or there is none
             numbers, *where = self._of_index(numbers_of_rows, given, ctx, params)
-            given = [given[0], numbers, *given[2 : 2 + self.call.takes_value], *where]
+            given = [given[0], numbers, *given[2 : 2 + self.signature.takes_value], *where]
         given += [*order, *waited]
         # XLA removes a call whose results have no elements, but its indices still have to be checked.
         checked = params.get("checked", "")
@@ -600,7 +604,7 @@ class RowKernel:
     ) -> list[tuple[Any, Any]]:
         """Lower a function of the type of the buffer, the index and the mask. Return its results with their types."""
         (_, buffer), index, *rest = given
-        values, avals = zip(index, *rest[self.call.takes_value :], strict=True)
+        values, avals = zip(index, *rest[self.signature.takes_value :], strict=True)
         f = functools.partial(f, buffer, **params)
         with counting(buffer, params):
             types = [ShapedArray(x.shape, x.dtype) for x in jax.eval_shape(f, *avals)]

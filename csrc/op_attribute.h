@@ -9,7 +9,7 @@ namespace jax_tensorarray {
 
 // The function that the user called, or the whole text of an error that is not about an index, and its place in the
 // source, which may be empty.
-struct Called {
+struct Named {
   std::string_view name, place;
   bool is_text;
 };
@@ -18,7 +18,7 @@ struct Called {
 inline bool goes_on(std::string_view op) { return !op.empty() && op.front() == '>'; }
 
 // Parses `name@place`, or `!text@place`. If there are several such lines, the positions take them in turn.
-inline Called called_at(std::string_view op, int64_t position) {
+inline Named named_at(std::string_view op, int64_t position) {
   if (goes_on(op)) op.remove_prefix(1);
   for (position %= 1 + std::count(op.begin(), op.end(), '\n'); position > 0; --position) {
     op.remove_prefix(op.find('\n') + 1);
