@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax_tensorarray import _gates
 from jax_tensorarray._jaxprs.jaxprs import flagged
 from jax_tensorarray._loops.host import is_on_host, on_host, placed_as, ta_host_empty, ta_host_read, ta_host_write
-from jax_tensorarray._loops.part import ta_read_part, ta_write_part
 from jax_tensorarray._ops.empty import empty_like
+from jax_tensorarray._ops.part import ta_read_part, ta_write_part
 from jax_tensorarray._ops.primitive import row_params, with_axis
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p

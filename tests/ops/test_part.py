@@ -12,7 +12,7 @@ from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from ops import assert_same
 
-from jax_tensorarray._loops.part import ta_read_part, ta_read_part_p, ta_write_part, ta_write_part_p
+from jax_tensorarray._ops.part import ta_read_part, ta_read_part_p, ta_write_part, ta_write_part_p
 
 rng = np.random.default_rng(0)
 ROWS, PARTS = 4, 5
