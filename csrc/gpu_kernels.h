@@ -35,6 +35,8 @@ struct Columns {
 
   // True in only one of the threads of a row.
   TA_HD bool has_first() const { return begin == 0; }
+
+  TA_HD Columns before(int64_t limit) const { return {begin, step, end < limit ? end : limit}; }
 };
 
 // Threads for `rows` rows of `columns` columns: x counts columns, and y rows. Two dimensions save each thread a
@@ -102,6 +104,13 @@ TA_HD void store(Unit* row, const Unit (&units)[kColumns], const Columns& at) {
     int64_t c = at.begin + j * at.step;
     if (c < at.end) row[c] = units[j];
   }
+}
+
+template <class Unit>
+TA_HD void copy(Unit* to, const Unit* from, const Columns& at) {
+  Unit units[kColumns] = {};
+  load(units, from, at);
+  store(to, units, at);
 }
 
 // The elements that a thread combines at once: 16 bytes, but at most four elements, which fit into the registers.
@@ -223,9 +232,7 @@ struct WriteThread {
     int64_t position = walk.position(batch, n), row = walk.index.row(position, g.size);
     if (row == kNoRow) return walk.drop(position, at);
     if (walk.next(row, batch, n) < g.count) return;
-    Unit units[kColumns] = {};
-    load(units, value + position * g.row, at);
-    store(buffer + (batch * g.size + row) * g.row, units, at);
+    copy(buffer + (batch * g.size + row) * g.row, value + position * g.row, at);
   }
 };
 
@@ -336,12 +343,10 @@ struct ReadPartThread {
   Unit* value;
 
   TA_HD void operator()(int64_t batch, const Columns& at) const {
-    int64_t row = parts.row(batch), end = parts.end(batch);
+    const Geometry& g = parts.g;
+    int64_t row = parts.row(batch);
     if (row == kNoRow) return;
-    Columns moved{at.begin, at.step, at.end < end ? at.end : end};
-    Unit units[kColumns] = {};
-    load(units, buffer + (batch * parts.g.size + row) * parts.g.row, moved);
-    store(value + batch * parts.g.row, units, moved);
+    copy(value + batch * g.row, buffer + (batch * g.size + row) * g.row, at.before(parts.end(batch)));
   }
 };
 
@@ -352,12 +357,10 @@ struct WritePartThread {
   const Unit* value;
 
   TA_HD void operator()(int64_t batch, const Columns& at) const {
-    int64_t row = parts.row(batch), end = parts.end(batch);
+    const Geometry& g = parts.g;
+    int64_t row = parts.row(batch);
     if (row == kNoRow) return;
-    Columns moved{at.begin, at.step, at.end < end ? at.end : end};
-    Unit units[kColumns] = {};
-    load(units, value + batch * parts.g.row, moved);
-    store(buffer + (batch * parts.g.size + row) * parts.g.row, units, moved);
+    copy(buffer + (batch * g.size + row) * g.row, value + batch * g.row, at.before(parts.end(batch)));
   }
 };
 
@@ -440,42 +443,48 @@ inline Walk in_units(Walk walk, size_t unit) {
   return walk;
 }
 
-template <class On>
-auto launch(On on, const ReadJob& job) {
-  return with_unit(job.walk.g.row, {job.buffer, job.value}, [&](auto* unit) {
+// The size that a unit has to divide, and the number of rows that threads have work for.
+inline int64_t divisible(const Walk& walk) { return walk.g.row; }
+inline int64_t divisible(const Parts& parts) { return parts.part; }
+inline int64_t rows_of(const Walk& walk) { return walk.g.positions(); }
+inline int64_t rows_of(const Parts& parts) { return parts.g.batch; }
+
+template <class Unit>
+Unit* as(void* array) {
+  return static_cast<Unit*>(array);
+}
+
+template <class Unit>
+const Unit* as(const void* array) {
+  return static_cast<const Unit*>(array);
+}
+
+template <template <class> class Thread, class On, class Place, class... Arrays>
+auto launch_in_units(On on, const Place& place, Arrays*... arrays) {
+  return with_unit(divisible(place), {arrays...}, [&](auto* unit) {
     using Unit = std::remove_pointer_t<decltype(unit)>;
-    Walk walk = in_units(job.walk, sizeof(Unit));
-    ReadThread<Unit> body{walk, static_cast<const Unit*>(job.buffer), static_cast<Unit*>(job.value)};
-    return on(body, walk.g.positions(), walk.g.row);
+    Place in = in_units(place, sizeof(Unit));
+    return on(Thread<Unit>{in, as<Unit>(arrays)...}, rows_of(in), in.g.row);
   });
 }
 
-template <class On>
-auto launch(On on, const WriteJob& job) {
-  return with_unit(job.walk.g.row, {job.buffer, job.value}, [&](auto* unit) {
-    using Unit = std::remove_pointer_t<decltype(unit)>;
-    Walk walk = in_units(job.walk, sizeof(Unit));
-    WriteThread<Unit> body{walk, static_cast<Unit*>(job.buffer), static_cast<const Unit*>(job.value)};
-    return on(body, walk.g.positions(), walk.g.row);
-  });
+// Reads and writes, of rows and of parts.
+template <class On, template <class> class Thread>
+auto launch(On on, const Thread<void>& job) {
+  const auto& [place, buffer, value] = job;
+  return launch_in_units<Thread>(on, place, buffer, value);
 }
 
 template <class On>
 auto launch(On on, const SwapJob& job) {
-  return with_unit(job.walk.g.row, {job.buffer, job.value, job.old}, [&](auto* unit) {
-    using Unit = std::remove_pointer_t<decltype(unit)>;
-    Walk walk = in_units(job.walk, sizeof(Unit));
-    SwapThread<Unit> body{walk, static_cast<Unit*>(job.buffer), static_cast<const Unit*>(job.value),
-                          static_cast<Unit*>(job.old)};
-    return on(body, walk.g.positions(), walk.g.row);
-  });
+  return launch_in_units<SwapThread>(on, job.walk, job.buffer, job.value, job.old);
 }
 
 template <class Rules, class On>
 auto launch_combine_by(On on, const CombineJob& job) {
   using Unit = typename Rules::Unit;
   Walk walk = in_units(job.walk, sizeof(Unit));
-  CombineThread<Rules> body{walk, static_cast<Unit*>(job.buffer), static_cast<const Unit*>(job.value)};
+  CombineThread<Rules> body{walk, as<Unit>(job.buffer), as<Unit>(job.value)};
   return on(body, walk.g.positions(), walk.g.row);
 }
 
@@ -508,27 +517,7 @@ auto launch(On on, const ClearJob& job) {
     constexpr int64_t kLanes = 4096;
     Geometry g = in_units(job.geometry, sizeof(Unit));
     int64_t lanes = g.size < kLanes ? g.size : kLanes;
-    return on(ClearThread<Unit>{g, job.start, job.stop, static_cast<Unit*>(job.buffer), lanes}, g.batch * lanes, g.row);
-  });
-}
-
-template <class On>
-auto launch(On on, const ReadPartJob& job) {
-  return with_unit(job.parts.part, {job.buffer, job.value}, [&](auto* unit) {
-    using Unit = std::remove_pointer_t<decltype(unit)>;
-    Parts parts = in_units(job.parts, sizeof(Unit));
-    ReadPartThread<Unit> body{parts, static_cast<const Unit*>(job.buffer), static_cast<Unit*>(job.value)};
-    return on(body, parts.g.batch, parts.g.row);
-  });
-}
-
-template <class On>
-auto launch(On on, const WritePartJob& job) {
-  return with_unit(job.parts.part, {job.buffer, job.value}, [&](auto* unit) {
-    using Unit = std::remove_pointer_t<decltype(unit)>;
-    Parts parts = in_units(job.parts, sizeof(Unit));
-    WritePartThread<Unit> body{parts, static_cast<Unit*>(job.buffer), static_cast<const Unit*>(job.value)};
-    return on(body, parts.g.batch, parts.g.row);
+    return on(ClearThread<Unit>{g, job.start, job.stop, as<Unit>(job.buffer), lanes}, g.batch * lanes, g.row);
   });
 }
 
