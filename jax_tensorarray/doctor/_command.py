@@ -24,8 +24,7 @@ from jax_tensorarray.doctor import _compare, _trace
 from jax_tensorarray.doctor._copies import MIN_BYTES
 from jax_tensorarray.doctor._page import fragment, html, html_of_two
 from jax_tensorarray.doctor._programs import SLOWER
-from jax_tensorarray.doctor._report import WIDTH
-from jax_tensorarray.doctor._text import counted, wrapped
+from jax_tensorarray.doctor._text import REPORT_WIDTH, counted, wrapped
 from jax_tensorarray.doctor._watch import Report, watch
 from jax_tensorarray.doctor._why import why
 
@@ -187,7 +186,7 @@ def _packages(report: Report) -> list[str]:
 
 def _progress(out: TextIO, text: str) -> None:
     if out.isatty():
-        print(f"\r\x1b[K{text}"[:WIDTH], end="", file=out, flush=True)
+        print(f"\r\x1b[K{text}"[:REPORT_WIDTH], end="", file=out, flush=True)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -257,7 +256,7 @@ def _compared(options: argparse.Namespace) -> int:
     print(f"\n--- {options.script}:", file=out)
     for line in lines:
         label, said = line[:_LABEL], line[_LABEL:]
-        print("\n".join(wrapped(said, f"    {label}", WIDTH)), file=out)
+        print("\n".join(wrapped(said, f"    {label}", REPORT_WIDTH)), file=out)
     for package in rewritten["rewritten"]:
         print(
             f"    To keep what {package} gains, begin with jax_tensorarray.in_place_package({package!r}).",

@@ -15,6 +15,7 @@ from jax_tensorarray.doctor._jitted import Line
 from jax_tensorarray.doctor._kept import SourceLine
 from jax_tensorarray.doctor._programs import OF_FINISHED, CompiledProgram, Programs
 from jax_tensorarray.doctor._text import (
+    REPORT_WIDTH,
     counted,
     grouped,
     milliseconds,
@@ -27,8 +28,6 @@ from jax_tensorarray.doctor._text import (
 
 #: A copy that costs less than this fraction of the worst one is counted, not listed.
 _NOISE = 1e-3
-
-WIDTH = 79
 
 
 class Bar(NamedTuple):
@@ -122,17 +121,17 @@ def text(report: Programs, colours: bool = False) -> str:
         return f"\x1b[1m{line}\x1b[0m" if colours else line
 
     said = tree(report)
-    lines = [bold(line) for of in (said.first, said.summary) for line in wrapped(of, width=WIDTH)]
+    lines = [bold(line) for of in (said.first, said.summary) for line in wrapped(of, width=REPORT_WIDTH)]
     if not report.cases:
-        lines = wrapped(said.summary, width=WIDTH)
+        lines = wrapped(said.summary, width=REPORT_WIDTH)
     for section in said.sections:
-        lines += ["", *map(bold, wrapped(section.title, width=WIDTH))]
+        lines += ["", *map(bold, wrapped(section.title, width=REPORT_WIDTH))]
         failed = f"in_place could not be tried: {section.failed}" if section.failed else ""
         lines += _wrapped(*section.tried, section.hint, failed)
         if section.keep is not None:
-            lines += [*_wrapped(section.keep.said), *(f"       {line}"[:WIDTH] for line in section.keep.code)]
+            lines += [*_wrapped(section.keep.said), *(f"       {line}"[:REPORT_WIDTH] for line in section.keep.code)]
         for found in section.findings:
-            code = [f"       {found.at.code}"[:WIDTH]] if found.at.code else []
+            code = [f"       {found.at.code}"[:REPORT_WIDTH]] if found.at.code else []
             lines += ["", f"   {where(found.at.file and name_of_file(found.at.file), found.at.line)}", *code]
             lines += _wrapped(*found.said, found.advice)
         if section.kept:
@@ -144,7 +143,7 @@ def text(report: Programs, colours: bool = False) -> str:
 
 
 def _wrapped(*texts: str) -> list[str]:
-    return [line for text in texts for line in wrapped(text, "   ", WIDTH)]
+    return [line for text in texts for line in wrapped(text, "   ", REPORT_WIDTH)]
 
 
 # --- the tree --------------------------------------------------------------------------------------------------

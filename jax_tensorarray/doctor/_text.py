@@ -11,8 +11,8 @@ from jax_tensorarray import _links
 T = TypeVar("T")
 K = TypeVar("K")
 
-#: Columns of a report.
-WIDTH = 100
+#: Columns of a text that a function returns, and of the report of a run, which is printed on a terminal.
+WIDTH, REPORT_WIDTH = 100, 79
 
 _DTYPES = {"f": "float", "s": "int", "u": "uint", "c": "complex", "pred": "bool", "bf": "bfloat", "f8": "float8_"}
 
