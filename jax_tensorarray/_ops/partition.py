@@ -11,10 +11,9 @@ by a collective of the size of the rows that are read.
 
 import functools
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.interpreters.mlir import dtype_to_ir_type, ir
@@ -269,9 +268,25 @@ def _like(division: Division | None, labels: Sequence[Label]) -> HloSharding:
     return xla_client.HloSharding.replicate() if division is None else division.sharding(labels)
 
 
-def _tiled(shape: Shape, sharding: HloSharding) -> Any:
+class _Type(NamedTuple):
+    """The type of an operand or a result, which is written as StableHLO has it."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __str__(self) -> str:
+        return _tensor(self.shape, _element(np.dtype(self.dtype)))
+
+    @property
+    def layout(self) -> str:
+        """The text of a layout whose last axis is the fastest."""
+        axes = ", ".join(map(str, reversed(range(len(self.shape)))))
+        return f"dense<{f'[{axes}]' if axes else ''}> : tensor<{len(self.shape)}xindex>"
+
+
+def _tiled(shape: Shape, sharding: HloSharding) -> _Type:
     tile = shape if sharding is None or not sharding.is_tiled() else sharding.tile(shape)
-    return tuple(tile.dimensions()), shape.numpy_dtype()
+    return _Type(tuple(tile.dimensions()), shape.numpy_dtype())
 
 
 class _Program:
@@ -286,30 +301,30 @@ class _Program:
         self.lines.append(f"{name} = {text}")
         return name
 
-    def write(self, ins: Sequence[Any], outs: Sequence[Any], whole: Sequence[int], division: Division | None) -> str:
+    def write(self, types: list[_Type], outs: Sequence[_Type], whole: Sequence[int], division: Division | None) -> str:
         """Return the text of the program. `whole` is the shape of the first operand on all devices together."""
-        types, result_types = list(map(_type, ins)), list(map(_type, outs))
-        operands = [f"%a{k}" for k in range(len(ins))]
+        result_types = ", ".join(map(str, outs))
+        operands = [f"%a{k}" for k in range(len(types))]
         arguments = ", ".join(f"{x}: {t}" for x, t in zip(operands, types, strict=True))
         rows = ("rows", 0)
         divided = division is not None and division.parts(rows) > 1 and self.roles.name not in ("fence", "empty")
         if divided:
-            self._count_from_own_rows(operands, types, ins, whole, division)
-        found = self._call(self.roles.name, operands, types, result_types, self.facts)
+            self._count_from_own_rows(operands, types, whole, division)
+        found = self._call(self.roles.name, operands, types, outs, self.facts)
         results = [found] if len(outs) == 1 else [f"{found}#{k}" for k in range(len(outs))]
         if divided:
             for k, role in enumerate(self.roles.results):
                 if role != "buffer":
                     results[k] = self._sum(results[k], outs[k], division.along(rows))  # type: ignore[union-attr]
         body = "\n    ".join(self.lines)
-        returned = f"return {', '.join(results)} : {', '.join(result_types)}"
+        returned = f"return {', '.join(results)} : {result_types}"
         return (
-            f"module {{\n  func.func public @main({arguments}) -> ({', '.join(result_types)}) {{\n"
+            f"module {{\n  func.func public @main({arguments}) -> ({result_types}) {{\n"
             f"    {body}\n    {returned}\n  }}\n}}\n"
         )
 
     def _call(
-        self, name: str, operands: Sequence[str], types: Sequence[str], results: Sequence[str], facts: Config
+        self, name: str, operands: Sequence[str], types: Sequence[_Type], results: Sequence[_Type], facts: Config
     ) -> str:
         side_effect = facts.strict or name in ("empty", "raise")
         aliases = ""
@@ -320,14 +335,14 @@ class _Program:
                 f"[{index}], operand_index = 0, operand_tuple_indices = []>]"
             )
         layouts = (
-            f", operand_layouts = [{', '.join(map(_layout, types))}], result_layouts = "
-            f"[{', '.join(map(_layout, results))}]"
+            f", operand_layouts = [{', '.join(t.layout for t in types)}], result_layouts = "
+            f"[{', '.join(t.layout for t in results)}]"
         )
-        out = f"({', '.join(results)})" if len(results) != 1 else results[0]
+        out = f"({', '.join(map(str, results))})" if len(results) != 1 else results[0]
         text = (
             f'"stablehlo.custom_call"({", ".join(operands)}) <{{api_version = 4 : i32, backend_config = '
             f'{facts}, call_target_name = "{PREFIX}{name}", has_side_effect = '
-            f"{'true' if side_effect else 'false'}{aliases}{layouts}}}> : ({', '.join(types)}) -> {out}"
+            f"{'true' if side_effect else 'false'}{aliases}{layouts}}}> : ({', '.join(map(str, types))}) -> {out}"
         )
         if len(results) == 1:
             return self.add(text)
@@ -336,11 +351,11 @@ class _Program:
         return name
 
     def _count_from_own_rows(
-        self, operands: list[str], types: list[str], ins: Sequence[Any], whole: Sequence[int], division: Any
+        self, operands: list[str], types: list[_Type], whole: Sequence[int], division: Any
     ) -> None:
         """Let the indices and bounds count from the first row of the device."""
         axes = slice(self.roles.batch_dims, self.roles.batch_dims + self.roles.index_dims)
-        size, own = math.prod(whole[axes]), math.prod(ins[0][0][axes])
+        size, own = math.prod(whole[axes]), math.prod(types[0].shape[axes])
         devices = division.along(("rows", 0))
         first_row = np.zeros(devices.size, np.int64)
         for part in range(devices.shape[1]):
@@ -357,51 +372,46 @@ class _Program:
             is_index = role == "index" or (role == "bound" and self.roles.name.endswith("_part"))
             if not is_index and role != "bound":
                 continue
-            shape = ins[k][0]
-            wide = _tensor(shape, "i64")
+            wide = types[k]._replace(dtype=np.int64)
             if is_index:
                 masked = "where" in self.roles.operands
                 where = operands[self.roles.operands.index("where")] if masked else None
-                operands[k] = self._checked(operands[k], types[k], shape, where, size)
-                value = self.add(f"stablehlo.convert {operands[k]} : ({_tensor(shape, 'i32')}) -> {wide}")
+                checked = self._checked(operands[k], types[k], where, size)
+                value = self.add(f"stablehlo.convert {checked} : ({types[k]._replace(dtype=np.int32)}) -> {wide}")
             else:
-                value = self._clamped(operands[k], types[k], shape, size)
+                value = self._clamped(operands[k], types[k], size)
             first = self.add(f"stablehlo.broadcast_in_dim {start}, dims = [] : (tensor<i64>) -> {wide}")
             operands[k] = self.add(f"stablehlo.subtract {value}, {first} : {wide}")
             types[k] = wide
         if self.facts.strict:
             self.facts = self.facts._replace(strict=False)
 
-    def _checked(self, index: str, t: str, shape: Sequence[int], where: str | None, size: int) -> str:
+    def _checked(self, index: str, t: _Type, where: str | None, size: int) -> str:
         """Return the index as an int32, with -1 where it is outside of all rows. The error is raised here."""
         if where is not None:
             zero = self.add(f"stablehlo.constant dense<0> : {t}")
-            index = self.add(f"stablehlo.select {where}, {index}, {zero} : {_tensor(shape, 'i1')}, {t}")
-        batch = shape[: self.roles.batch_dims]
-        sizes = _tensor(batch, "i32")
+            index = self.add(f"stablehlo.select {where}, {index}, {zero} : {t._replace(dtype=np.bool_)}, {t}")
+        sizes = _Type(t.shape[: self.roles.batch_dims], np.int32)
         rows = self.add(f"stablehlo.constant dense<{size}> : {sizes}")
         facts = Config(op=self.facts.op or "ta_read", strict=bool(self.facts.strict))
-        return self._call("check", [index, rows], [t, sizes], [_tensor(shape, "i32")], facts)
+        return self._call("check", [index, rows], [t, sizes], [t._replace(dtype=np.int32)], facts)
 
-    def _clamped(self, bound: str, t: str, shape: Sequence[int], size: int) -> str:
+    def _clamped(self, bound: str, t: _Type, size: int) -> str:
         """Return a bound as an int64 in [0, size]."""
-        element = t.removesuffix(">").split("x")[-1].removeprefix("tensor<")
-        wide = _tensor(shape, "i64")
-        limit = 2 ** (int(re.sub(r"\D", "", element)) - (0 if element.startswith("ui") else 1)) - 1
-        low, high = (self.add(f"stablehlo.constant dense<{min(x, limit)}> : {t}") for x in (0, size))
+        limits = 0, min(size, np.iinfo(t.dtype).max)
+        low, high = (self.add(f"stablehlo.constant dense<{x}> : {t}") for x in limits)
         clamped = self.add(f"stablehlo.clamp {low}, {bound}, {high} : {t}")
-        return self.add(f"stablehlo.convert {clamped} : ({t}) -> {wide}")
+        return self.add(f"stablehlo.convert {clamped} : ({t}) -> {t._replace(dtype=np.int64)}")
 
-    def _sum(self, value: str, out: Any, groups: Any) -> str:
+    def _sum(self, value: str, t: _Type, groups: Any) -> str:
         """Sum a value over the devices that divide the rows. All devices but one have 0.
 
         Bits are summed as integers, so the sum is the value bit for bit. Complex numbers are summed as such, and a
         part that is -0 becomes 0.
         """
-        shape, dtype = out
-        t, bits = _type(out), _bits(dtype)
-        u, one = _tensor(shape, bits), f"tensor<{bits}>"
-        cast = bits not in _type(out)
+        bits = _bits(t.dtype)
+        u, one = _tensor(t.shape, bits), f"tensor<{bits}>"
+        cast = u != str(t)
         if cast:
             value = self.add(f"stablehlo.bitcast_convert {value} : ({t}) -> {u}")
         op = "or" if bits == "i1" else "add"
@@ -419,11 +429,6 @@ def _tensor(shape: Sequence[int], element: str) -> str:
     return f"tensor<{''.join(f'{d}x' for d in shape)}{element}>"
 
 
-def _type(value: Any) -> str:
-    shape, dtype = value
-    return _tensor(shape, _element(np.dtype(dtype)))
-
-
 @functools.cache
 def _element(dtype: Any) -> str:
     with ir.Context():
@@ -436,13 +441,6 @@ def _bits(dtype: Any) -> str:
     if dtype == np.bool_:
         return "i1"
     return _element(dtype) if dtype.kind == "c" else f"ui{8 * dtype.itemsize}"
-
-
-def _layout(t: str) -> str:
-    rank = t.count("x") if "complex" not in t else t.split("complex")[0].count("x")
-    if not rank:
-        return "dense<> : tensor<0xindex>"
-    return f"dense<[{', '.join(map(str, reversed(range(rank))))}]> : tensor<{rank}xindex>"
 
 
 def register() -> None:
