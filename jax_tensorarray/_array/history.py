@@ -121,6 +121,22 @@ def into_capacity(rows: Array, capacity: int) -> Array:
     return lax.dynamic_update_slice(ta_empty(capacity, rows.shape[1:], rows.dtype), rows, (0,) * rows.ndim)
 
 
+def largest(index: Any) -> int:
+    """Return the largest of one or several known indices."""
+    return index if isinstance(index, int) else int(index.max())
+
+
+def room_for(index: Any, size: int, capacity: int) -> tuple[int, tuple[int, int], int]:
+    """Return the size after a write at a known index, the range of rows to clear before it, and the new capacity.
+
+    A single row is the last one, so only rows before it are cleared. With many, some in between may stay unwritten. The
+    new capacity is 0 if the rows fit. Else it is at least twice the old one, so n appends copy O(n) rows in all.
+    """
+    stop = largest(index) + 1
+    zeros = size, stop - 1 if isinstance(index, int) else stop
+    return max(size, stop), zeros, max(stop, 2 * capacity, 8) if stop > capacity else 0
+
+
 _warm: set[Any] = set()  # layouts and kinds of the compiled calls, for all stores
 
 

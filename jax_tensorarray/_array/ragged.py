@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jax_tensorarray import _compat
 from jax_tensorarray._array import checks
-from jax_tensorarray._array.history import Version
+from jax_tensorarray._array.history import Version, room_for
 from jax_tensorarray._array.rows import Array, Rows, Spec, Static, check_alive
 
 
@@ -58,9 +58,7 @@ class Ragged(Rows):
         version = self.version
         if not _compat.executes_eagerly():  # writes of a transformation must not be visible outside of it
             version = Version(list(version.share()), owned=True, seen=size)
-        capacity, zeros = len(version.newest()), (size, index)
-        size = max(size, index + 1)
-        room = max(size, 2 * capacity) if size > capacity else 0
+        size, zeros, room = room_for(index, size, len(version.newest()))
         return Ragged(spec, size, version.write(index, row, size, zeros, room))
 
     def stack(self, op: str, pad: bool) -> list[Array]:

@@ -12,7 +12,7 @@ import numpy as np
 from jax_tensorarray import _compat
 from jax_tensorarray._array import checks
 from jax_tensorarray._array.checks import Shape
-from jax_tensorarray._array.history import Buffers, Layout, Version, into_capacity, with_wide_index
+from jax_tensorarray._array.history import Buffers, Layout, Version, into_capacity, largest, room_for, with_wide_index
 from jax_tensorarray._array.ragged import Ragged
 from jax_tensorarray._array.rows import ONE, Array, Rows, Spec, Static, are_traced, check_alive, listed
 from jax_tensorarray._ops import arguments
@@ -196,18 +196,18 @@ class Stacked(Rows):
         if is_known:
             limit = None if spec.dynamic_size else size
             if spec.found_by == "growing" and (not isinstance(where, np.ndarray) or where.any()):
-                spec.check_max_size(_largest(index) + 1)
+                spec.check_max_size(largest(index) + 1)
             index, where, mode = checks.writable(index, limit, spec.max_size, where, mode, at_end)
-            if mode == "drop" and _largest(index) < 0:
+            if mode == "drop" and largest(index) < 0:
                 return self
             if size is not None and where is None and self._is_eager() and not are_traced(values):
                 return self._written_now(index, values, size, layout.capacity)
         op += spec.bound()
         if spec.found_by == "growing":  # a lost row is always an error, even if no mask reaches it
             mode = mode or "error"
-        grows = spec.dynamic_size and (not is_known or size is None or _largest(index) >= size)
+        grows = spec.dynamic_size and (not is_known or size is None or largest(index) >= size)
         if grows and spec.max_size is None:
-            is_fixed = not is_known or where is not None or (spec.is_carried and _largest(index) >= layout.capacity)
+            is_fixed = not is_known or where is not None or (spec.is_carried and largest(index) >= layout.capacity)
             if is_fixed:
                 raise checks.needs_max_size(op)
         buffers, size = self._buffers(), self.size
@@ -232,11 +232,7 @@ class Stacked(Rows):
     def _written_now(self, index: Any, values: list[Array], size: int, capacity: int) -> "Stacked":
         """Write eagerly, in place if nobody else holds the rows."""
         self._check_alive()
-        stop = _largest(index) + 1
-        # With many rows, rows in between may stay unwritten; with one, only the rows before it.
-        zeros = size, stop - 1 if isinstance(index, int) else stop
-        room = max(stop, 2 * capacity, 8) if stop > capacity else 0
-        size = max(size, stop)
+        size, zeros, room = room_for(index, size, capacity)
         version = self.version.write(index, tuple(values), size, zeros, room)
         return Stacked(self.spec, size if self.spec.dynamic_size else None, version)
 
@@ -252,14 +248,12 @@ class Stacked(Rows):
         """Clear the rows between the live ones and those to be written. Return the buffers and the new size."""
         size, capacity = index if at_end else self.live(), self.layout.capacity
         if isinstance(size, int) and where is None and not isinstance(index, jax.core.Tracer):
-            stop = _largest(index) + 1
-            if stop > capacity:  # the array has no max_size
-                buffers = tuple(into_capacity(b, max(stop, 2 * capacity, 8)) for b in buffers)
-            # A single row is the last one, and is overwritten; with many, some in between may stay unwritten.
-            zeros_end = stop - 1 if isinstance(index, int) else stop
-            if zeros_end > size:
-                buffers = tuple(ta_clear(b, size, zeros_end) for b in buffers)
-            return buffers, max(size, stop)
+            size, zeros, room = room_for(index, size, capacity)
+            if room:  # the array has no max_size
+                buffers = tuple(into_capacity(b, room) for b in buffers)
+            if zeros[1] > zeros[0]:
+                buffers = tuple(ta_clear(b, *zeros) for b in buffers)
+            return buffers, size
         if self.spec.found_by == "growing" and mode == "drop":  # a larger bound may have room for it
             where, mode = (index >= 0) if where is None else (index >= 0) & where, "error"
         # An index out of range is found here too: perhaps the program uses the size, and no row.
@@ -357,10 +351,6 @@ def _of_ranks(spec: Spec, ranks: list[int]) -> Spec:
 def _is_of_gradient(size: Any) -> bool:
     """Return whether a size is a gradient that JAX has made of a size. A gradient has as many rows as there may be."""
     return getattr(size, "dtype", None) == jax.dtypes.float0
-
-
-def _largest(index: Any) -> int:
-    return index if isinstance(index, int) else int(index.max())
 
 
 def _is_index(index: Array, size: int) -> Array:
