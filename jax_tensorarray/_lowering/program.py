@@ -17,6 +17,7 @@ from jax_tensorarray._lowering.expand import expanded
 from jax_tensorarray._lowering.fences import without_fences_in_loops
 from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
+from jax_tensorarray._lowering.repeated import read_once
 from jax_tensorarray._lowering.slices import use_slices
 from jax_tensorarray._lowering.uses import mark_unordered
 from jax_tensorarray._ops.calls import WITHOUT_KERNELS
@@ -60,6 +61,7 @@ PASSES = (
         lambda jaxpr, to: mark_those_in_range(jaxpr, keeps_selects=to.platform in ("cuda", "rocm")),
         lambda to: to.is_known or to.raises_at_end,
     ),
+    Pass("repeated", lambda jaxpr, to: read_once(jaxpr), lambda to: to.is_known),
     Pass(
         "uses",
         lambda jaxpr, to: mark_unordered(jaxpr, to.platform, not to.needs_opaque_zero),

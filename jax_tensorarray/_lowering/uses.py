@@ -17,7 +17,7 @@ from jax_tensorarray._lowering import slicing
 from jax_tensorarray._lowering.equations import Block
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import Ownership, operands_of, updates
-from jax_tensorarray._lowering.scopes import Scope, home_of, index_number, is_strict, rebuilt
+from jax_tensorarray._lowering.scopes import Scope, home_of, index_number, inner_scopes, is_strict, rebuilt
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
@@ -136,8 +136,9 @@ class OrderNeeds:
             written = maker.invars[0]
         reads = (use.eqn for _, use in self.all_uses(*home_of(scope, update.invars[0])) if use.eqn is not None)
         rows = [num_bytes(eqn.outvars[0]) for eqn in reads if eqn.primitive is ta_read_p]
-        least = min(num_bytes(written), max(rows, default=0))
-        return None if scope.maker(written) is None or least < _gates.ORDERED_BYTES_OF_ALL else written
+        least, maker = min(num_bytes(written), max(rows, default=0)), scope.maker(written)
+        is_made = maker is not None and not inner_scopes(scope, maker)
+        return written if is_made and least >= _gates.ORDERED_BYTES_OF_ALL else None
 
     def _goes_on(self, use: Use) -> bool:
         """Return whether a version of a buffer leaves the jaxpr there, or is updated."""

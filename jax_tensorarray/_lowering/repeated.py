@@ -1,0 +1,72 @@
+"""Read a row once that a program reads twice of one version of a buffer: common subexpression elimination.
+
+    y = f(ta_read(b, i)) + g(ta_read(b, i))
+    # becomes
+    row = ta_read(b, i)
+    y = f(row) + g(row)
+
+XLA does so with slices, but not where a barrier is between the two: a step that attends to `cache[k]` reads it for the
+scores and for the sum, and each read of 32 KB would make an array (forward 1.3 times as long as plain JAX).
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Literal
+
+from jax_tensorarray._jaxprs import kinds
+from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._lowering.scopes import Scope, is_strict, rebuilt
+from jax_tensorarray._ops.calls import TAPE_PARAM
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._types import Equation
+
+#: Primitives that an index is computed with: equal for equal operands and parameters.
+_OF_INDICES = kinds.ELEMENTWISE | kinds.LAYOUT | {"clamp", "concatenate", "iota", "rem", "slice", "squeeze"}
+
+
+def read_once(jaxpr: Any) -> Any:
+    """Replace each read of a row by an earlier one of the same row in its jaxpr, if there is one."""
+    numbers, first = _ValueNumbers(), dict[Hashable, Any]()
+
+    def once(scope: Scope, eqn: Equation, block: Block) -> Equation | None:
+        if eqn.primitive is not ta_read_p or is_strict(eqn) or eqn.params[TAPE_PARAM]:
+            return eqn
+        key = scope, numbers.made(scope, eqn)
+        if key not in first:
+            first[key] = eqn.outvars[0]
+            return eqn
+        block.rename(eqn.outvars, [block.read(first[key])])
+        return None
+
+    return rebuilt(Scope(jaxpr), once)
+
+
+class _ValueNumbers:
+    """Numbers values such that those of one number are equal: hash-consing of expressions."""
+
+    def __init__(self) -> None:
+        self.of_key: dict[Hashable, int] = {}
+        self.of_value: dict[tuple[Scope, Any], int] = {}
+
+    def of(self, scope: Scope, atom: Any) -> int:
+        if isinstance(atom, Literal):
+            value = np.asarray(atom.val)
+            return self._number("literal", value.dtype, value.shape, value.tobytes())
+        key = scope, atom
+        if key not in self.of_value:
+            maker = scope.maker(atom, *_OF_INDICES)
+            self.of_value[key] = self._number(atom) if maker is None else self.made(scope, maker)
+        return self.of_value[key]
+
+    def made(self, scope: Scope, eqn: Equation) -> int:
+        """Return the number of the result of an equation."""
+        operands = [self.of(scope, x) for x in eqn.invars]
+        return self._number(eqn.primitive, *sorted(eqn.params.items(), key=lambda item: item[0]), *operands)
+
+    def _number(self, *key: Any) -> int:
+        try:
+            return self.of_key.setdefault(key, len(self.of_key))
+        except TypeError:  # a parameter has no hash
+            return self.of_key.setdefault(object(), len(self.of_key))
