@@ -170,7 +170,7 @@ def while_loop(
 
             - "tape", `Tape()`: all values that its derivative needs, perhaps in host memory.
             - "recompute", `Recompute()`: the carry, and the rows that the step read. The rest is computed again.
-            - "undo", `Undo()`: the rows that the step overwrote, and the carries that are not updated by rows.
+            - "undo", `Undo()`: the rows that the step overwrote, and other values that cannot be computed again.
             - `Checkpoint(k)`: nothing. The whole loop stores `k` carries, and runs again from them.
             - `Inverse(f)`: nothing. `f` computes the carry before a step from the carry after it.
             - "auto", `Auto()`: "undo" if a tape would hold whole buffers that the body updates by rows, else "tape". A
@@ -186,8 +186,8 @@ def while_loop(
 
     Raises:
         TypeError, ValueError: as `jax.lax.while_loop`, with its messages.
-        ValueError: `max_steps` is negative or not given and a derivative in reverse mode goes through the loop, or
-            `on_limit` or `residuals` is none of the above.
+        ValueError: `max_steps` is negative, or not given although a derivative in reverse mode goes through the loop
+            or `residuals` is neither "tape" nor "auto"; or `on_limit` or `residuals` is none of the above.
         jax.errors.JaxRuntimeError, ValueError: the loop needs more than `max_steps` steps (while running; on a GPU
             later, see `check_errors`). Under `jax.vmap`: one of the examples does.
 

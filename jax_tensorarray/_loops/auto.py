@@ -52,7 +52,7 @@ def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: 
     """Return the choice of `choose` if it fits into `memory` bytes for all steps, else undo or checkpoints if one fits.
 
     If nothing fits, the choice with the fewest bytes is returned. There are enough checkpoints for every step to run
-    nine times at most.
+    nine times at most, the first run counted.
     """
     choice, planned = choose(linear, max_steps)
     kept = max_steps * (choice.tape_bytes if choice.residuals == "tape" else choice.undo_bytes or 0)

@@ -119,7 +119,10 @@ class Linearized:
 
     @property
     def makes_most_again(self) -> bool:
-        """Return whether most of what differs from step to step is recomputed. JAX would keep all of it."""
+        """Return whether most bytes of the residuals are recomputed: JAX would keep them for each step.
+
+        A number that is repeated counts as recomputed, also one that all steps share.
+        """
         made = {id(s.eqn): t for s, t in zip(self.sources, self.residuals, strict=True) if isinstance(s, Recomputed)}
         return bytes_of(made.values()) > max(_gates.MADE_AGAIN * bytes_of(self.taped), _gates.LOGGED_BYTES)
 

@@ -283,7 +283,7 @@ class Log:
 
 
 def _fills(eqn: Equation, held: Sequence[BufferVersion | None]) -> bool:
-    """Return whether an equation makes a dummy."""
+    """Return whether an equation may make a dummy: an array of zeros, or one that is not initialised."""
     if eqn.primitive.name.startswith("empty"):
         return True
     if eqn.primitive is not lax.broadcast_in_dim_p:

@@ -2,7 +2,7 @@
 
 JAX runs all branches, and the steps of finished examples, and selects between the results: of a buffer, all rows. By
 `masking` we write rows only in the examples that take a branch or go on. The results are the same, and no buffer is
-selected. We leave to JAX a conditional or loop without row ops, or with effects.
+selected. We leave to JAX a conditional or loop without row ops, or with effects, and `lax.platform_dependent`.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def _has_batched_predicate(axis: Axis, batched: Sequence[bool], **params: Any) -
 
 
 def _is_ours(params: dict[str, Any]) -> bool:
-    """Return whether a loop or conditional has no effects inside but communication."""
+    """Return whether a loop or conditional has no effects inside but communication, and no branch for a platform."""
     return "branches_platforms" not in params and all(map(_compat.only_communicates, jaxprs.jaxprs_in(params)))
 
 

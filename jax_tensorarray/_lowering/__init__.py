@@ -4,7 +4,8 @@
 
 - `expand` inlines scans, calls and loops of ours, and `fences` removes the fences of inner loops.
 - `absolute` rewrites absolute values that XLA gets wrong.
-- `bounds` finds the indices that need no check, and `uses` the ops that need no order.
+- `bounds` finds the indices that need no check, `repeated` reads each row once, and `uses` finds the ops that need no
+  order.
 - `record` has loops carry the first index that is out of range.
 - `branches` reshapes conditionals, and `ordering` puts reads before updates.
 - `slices` makes XLA's own slices, gathers and scatters of ops: `choice` chooses the ops, `agreement` has all ops on one
@@ -15,6 +16,7 @@
 Until `slices`, the index of an op says where boxes start along each axis, and examples may share it. A kernel takes the
 numbers of all rows in each example: `slicing.flat` gives them to the ops that stay.
 
-All of them read a program by `scopes`, its ops by `ownership` and `aliases`, and their lines by `places`. They make
-equations by `equations`, many of the functions in `_ops.starts`. So each leaves a program that can be printed, and run.
+After `expand`, the passes read a program by `scopes`, its ops by `ownership` and `aliases`, and their lines by
+`places`. They make equations by `equations`, often of functions in `_ops.starts`. Each pass leaves a program that can
+be printed and run.
 """

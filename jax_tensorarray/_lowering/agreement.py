@@ -1,4 +1,4 @@
-"""Agree on one form for each buffer: all ops on it in a loop are slices, or all of them are calls.
+"""Agree on one form for each buffer: all ops on it in loops are slices, or all of them are calls. So outside of loops.
 
 A call demands a layout. After a barrier XLA may choose another one for a slice, and it copies the buffer to convert it.
 The buffers are the classes of a union-find over the values that may be one buffer.
@@ -23,11 +23,7 @@ Rewrites = Sequence[tuple[Equation, Rewrite | None]]
 
 
 def agreed(chosen: Mapping[Scope, Rewrites]) -> dict[Scope, Rewrites]:
-    """Drop rewrites so that no buffer passes from a slice to a call in a loop, or the other way round.
-
-    A call demands a layout. After a barrier, XLA may choose another layout for a slice, and copies the buffer to
-    convert it.
-    """
+    """Drop rewrites so that no buffer passes from a slice to a call or back, neither in loops nor outside of them."""
     buffers: UnionFind[tuple[Scope, Any]] = UnionFind()
     for scope in chosen:
         for eqn in scope.jaxpr.eqns:

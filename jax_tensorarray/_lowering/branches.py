@@ -160,7 +160,7 @@ def _placeholders(eqn: Equation, operands: Sequence[Atom], owned: dict[Any, None
 
 
 def _source(value: Atom, outer: dict[Any, Atom], owned: dict[Any, None], uses: Uses) -> Any:
-    """Follow a chain of in-place updates back, from each result to the operand in its place if it has its type."""
+    """Follow a value back, from each result to the operand in its place, as updates have one of the same type."""
     while not isinstance(value, Literal):
         if value in outer:
             found = outer[value]

@@ -64,7 +64,7 @@ class Ownership:
         self._known: dict[tuple[int, Any], tuple[Any, set[Any]]] = {}  #: with the jaxpr, whose id is in the key
 
     def owns(self, eqn: Equation, number: int) -> bool:
-        """Return whether an equation, or one inside it, updates the operand in place."""
+        """Return whether an equation, or one inside it, updates the operand in place. A loop does so if it changes."""
         name = eqn.primitive.name
         if name == "while":
             first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]

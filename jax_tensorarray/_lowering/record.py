@@ -68,10 +68,11 @@ def drop_out_of_bounds(jaxpr: Any) -> Any:
 
 
 def check_by_record(jaxpr: Any, default: str, outside: Any, opaque_zero: bool) -> Any:
-    """Have indices in loops recorded if they are out of range. An op whose index is recorded drops it.
+    """Have indices recorded if they are out of range. An op whose index is recorded drops it.
 
-    This is done only if one of the ops may become a slice, by its `lowering` or the `default`: kernels raise by
-    themselves. With `opaque_zero` every loop that has an op gets a record, and XLA cannot know that it begins empty.
+    If one of the ops may become a slice, by its `lowering` or the `default`, the indices of all ops of the program are
+    recorded, also outside of loops. If none may, kernels raise by themselves. With `opaque_zero` every loop that has an
+    op gets a record, and XLA cannot know that it begins empty.
     """
     jaxpr = _recorded_where(lambda eqn: is_strict(eqn) and _is_never_out(eqn), jaxpr)
     program = Scope(jaxpr)

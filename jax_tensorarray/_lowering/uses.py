@@ -91,7 +91,10 @@ class OrderNeeds:
         return self.reads_feed_only_next_update(scope, read.invars[0]) or self.is_never_updated(scope, read.invars[0])
 
     def reads_feed_only_next_update(self, scope: Scope, buffer: Any) -> bool:
-        """Return whether every read of a buffer's version feeds only its next update."""
+        """Return whether every read of a buffer's version feeds only its next update, or what is made before that.
+
+        The answer may need a barrier behind an array: see `made_first`.
+        """
         key = scope, buffer
         if key not in self.for_itself:
             uses = self.all_uses(*home_of(scope, buffer))
