@@ -84,6 +84,8 @@ def rows_of(program: Program, variants: Sequence[str], effort: Effort = FULL) ->
                 text = str(error).strip().partition("\n")[0].replace(f"{ROOT}/", "")
                 found = [{"error": f"{type(error).__name__}: {text}"[:120]}]
             for name, values in zip(chosen, found, strict=True):
+                if "difference" in values:
+                    values["difference"] /= program.rounding
                 yield Row(program.family, program.name, name, **values)
 
 

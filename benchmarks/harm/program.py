@@ -28,6 +28,7 @@ class Program(NamedTuple):
     make: Callable[[np.random.Generator], tuple[Any, ...]]
     by: int | None = 0
     axes: int | tuple[int | None, ...] | None = 0
+    rounding: float = 1.0  #: how many times the usual difference of results is still rounding
 
     def arguments(self, batched: bool) -> tuple[Any, ...]:
         """Arguments on the device, for one example or for all."""
