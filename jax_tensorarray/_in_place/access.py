@@ -204,7 +204,7 @@ class Access(NamedTuple):
     where: Array | None
     params: Params
     axis: int  #: the number of axes before the positions in the rows of the view
-    single: int  #: how many axes from there on have size 1 in a row
+    single: int  #: how many axes from there on have size 1 in each of these rows
     batch: int
     examples: int  #: so many of the positions are examples, whose axes are not the first ones of the buffer
     positions: tuple[int, ...]
@@ -304,7 +304,7 @@ def access(
     """Return a row op on a view as a row op on the buffer, None if it is none.
 
     An example: `b` has 10 rows, the view is `b.reshape(2, 5, -1)[1]`, and `index` is a row of that, `i`. It is row
-    `5 + i` of `b`. If `i` is not one of 5, a write is left out.
+    `5 + i` of `b`. If `i` is not one of 5, a write with `mode="drop"` is left out.
     """
     axis, d, window, shape = params["batch_dims"], params["index_dims"], params["window"], m.shape
     if (window and not params["whole"]) or params["mode"] not in ("drop", "clip"):

@@ -6,7 +6,8 @@
 
 A derivative that plain JAX has made of a loop keeps all versions of a buffer, or masks of whole buffers. Rules cannot
 remove these later. JAX offers only one place to come first, through which every loop enters a program: the `bind` of
-its primitive. While no function is being rewritten, `bind` behaves as usual.
+its primitive. While no function is being rewritten, `bind` behaves as usual, but for scans of no steps: see
+`_never_run`.
 """
 
 import functools

@@ -1,9 +1,10 @@
 """Views of a buffer as index maps: `b[40:].reshape(2, 30, 8)[1].T` is `b` seen through a map.
 
 A map says which element of the buffer each element of a view is. Slices, strides, reversals, rotations,
-transpositions, reshapes, concatenations and rows at computed places of a view are maps again, so a chain of them is one
-map. The axes of a view consist of digits, as in a mixed-radix number. Along each axis of the buffer, the index is a
-table with one axis per digit. In the example, where `b` has the shape `(100, 8)`:
+transpositions, reshapes, concatenations and rows at computed places of a view are mostly maps again, so a chain of them
+is one map. If a method cannot say a view as a map, it returns None. The axes of a view consist of digits, as in a
+mixed-radix number. Along each axis of the buffer, the index is a table with one axis per digit. In the example, where
+`b` has the shape `(100, 8)`:
 
     digits: 0 has 8 values, 1 has 30        axes of the view: (0,), (1,)
     row of b: table[digit 1] = 70 + digit 1        column of b: table[digit 0] = digit 0
@@ -31,7 +32,7 @@ class Start(NamedTuple):
     number: Any  #: tells it from others: nested tuples that end in what `equals` compares
     value: Any = None  #: the number in range, `[*batch]` of int32; None while only places are compared
     made_by: Any = None  #: the variable of the box, while only places are compared
-    drops: bool = False  #: whether the part is put back by an update that is left out if it is out of range
+    drops: bool = False  #: if it is out of range, the update that puts the part back does nothing
 
     def moved(self, by: int, *, factor: int = 1) -> "Start":
         """Return `by + factor * start`."""
@@ -70,7 +71,10 @@ def _is_same_number(a: Start, b: Start, size: int) -> bool:
 
 
 class Map(NamedTuple):
-    """A view of a buffer of this shape. Digits are numbered as the axes have them; those of one row come last."""
+    """A view of a buffer of this shape.
+
+    First come the digits that the axes of the view show, in order, then those of which the view has one value.
+    """
 
     buffer: tuple[int, ...]
     digits: tuple[Digit, ...]

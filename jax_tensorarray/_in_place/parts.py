@@ -6,8 +6,8 @@
     c = ta_write(c, (0, i), x, mode="drop")
 
 We follow each part as a map on the buffer. If the program puts the part back where it was, we rewrite access to rows of
-the part as access to rows of the buffer. A part that is not put back, or in another place, stays an array. A part that
-we miss costs time, but changes no result.
+the part as access to rows of the buffer. A part that is not put back, or in another place, stays an array, unless a
+function that JAX has traced once makes both kinds. A part that we miss costs time, but changes no result.
 """
 
 import functools

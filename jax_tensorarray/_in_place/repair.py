@@ -1,7 +1,8 @@
 """The interpreter of `in_place`: evaluate a jaxpr by rules that make row ops of operations on rows.
 
-A rule maps an equation and the values of its operands to the values of its results. If no rule applies, the equation
-stays as it is.
+A rule maps an equation and the values of its operands to the values of its results. Parts that are put back and
+discarded versions come before the rules (`parts`, `views.discarded`). If no rule applies, the result may be a view
+whose rows are read (`views.view`). Else the equation stays as it is.
 """
 
 import functools
@@ -44,7 +45,7 @@ Rule = Callable[[Any, Sequence[Value]], list[Value] | Left]
 #: Loops of JAX by the rules for them, which `control` adds. A rule removes from `added` the sums that it performs.
 LOOPS: "dict[str, Callable[[Repair, Any, Sequence[Value], dict[int, Value]], list[Value]]]" = {}
 
-#: By primitive, the rules to try, in this order. If each leaves the equation, it stays as it is.
+#: By primitive, the rules to try, in this order.
 RULES: dict[str, list[Rule]] = {}
 for family in (rows.RULES, masks.RULES, selects.RULES, sums.RULES, factors.RULES):
     for name, rule in family.items():
@@ -184,7 +185,7 @@ class Repair:
         if kind == "":
             is_access = eqn.primitive not in ROW_OPS and rows.is_of_rows(eqn)
             return (self.in_loop and is_access) or self._finds_in_lowering(eqn)
-        # One with rules has been repaired before if it has row ops, except for its rules.
+        # A `custom_jvp` or `custom_vjp` with row ops has been repaired before; its derivative rules may be plain still.
         if kind == "rules" and any(map(choosing.chooses, inner)):
             inner = [body for jaxpr in inner for eqn in jaxpr.eqns for body in jaxprs.jaxprs_in(eqn.params)]
             return any(map(self.of_loop().finds, inner))

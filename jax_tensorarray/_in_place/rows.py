@@ -6,7 +6,7 @@
 
 An `Address` says which box of the buffer an equation takes, as far as shapes determine it. The equation starts
 somewhere along some axes, takes one row or a box of rows from the first of these axes to the last, and takes all other
-axes as a whole. An equation that takes only a part of an axis before these, or all rows, stays as it is.
+axes as a whole. An equation that takes only a part of any other axis, or all rows, stays as it is.
 """
 
 import functools
@@ -42,7 +42,7 @@ class Address(NamedTuple):
 
     shape: tuple[int, ...]
     batch: int  #: number of leading axes that have indices of their own
-    axis: int  #: the first axis along which it starts somewhere; those from `batch` on are taken as a whole
+    axis: int  #: the first axis along which it starts somewhere; those from `batch` to it are taken as a whole
     sizes: tuple[int, ...]  #: the sizes of the axes from there to the last one along which it starts somewhere
     window: tuple[int, ...]  #: the sizes of a box along the last of these axes; it takes one row along the others
     drops: bool  #: True: leave out boxes that are out of range; False: move them into range

@@ -5,8 +5,8 @@
     # becomes
     return new                    # and after the loop it stands for both
 
-Two variables with the same value number are equal. Two carries are twins if they begin equal, and if a step in which
-all twins are equal leaves them equal: a greatest fixed point, by partition refinement. Equal values have equal
+Two variables with the same value number and type are equal. Two carries are twins if they begin equal, and if a step
+in which all twins are equal leaves them equal: a greatest fixed point, by partition refinement. Equal values have equal
 derivatives, because they are made in the same way.
 """
 

@@ -367,9 +367,12 @@ class Value:
 
 
 def arrays(values: Sequence[Value]) -> list[Array]:
-    """Return the arrays, and mark all values as used."""
+    """Return the arrays, and mark all values as used, with those that they repeat or have without a derivative."""
     for x in values:
         x.is_used = True
+        while isinstance(x.form, Stopped | Broadcast):
+            x = x.form.source
+            x.is_used = True
     return [x.array for x in values]
 
 

@@ -138,7 +138,7 @@ def _discarded(
 def _kept(jaxpr: Jaxpr, outputs: Sequence[bool]) -> set[Any]:
     """Return the variables that more is used of than rows, where the flagged outputs are used as a whole.
 
-    Parts at known places count as rows, unless they are half of an array or more together: such parts are joined again.
+    Parts at known places count as rows, unless they are more than half of an array together: these are joined again.
     """
     kept, in_parts = set(_variables(flagged(jaxpr.outvars, outputs))), Counter[Any]()
     for eqn in reversed(jaxpr.eqns):

@@ -22,6 +22,9 @@ from jax_tensorarray._ops.calls import TAPE_PARAM
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._types import Equation
 
+#: How many equations back two indices are compared.
+_FAR = 32
+
 #: Primitives that an index is computed with: equal for equal operands and parameters.
 _OF_INDICES = kinds.ELEMENTWISE | kinds.LAYOUT | {"clamp", "concatenate", "iota", "rem", "slice", "squeeze"}
 
@@ -50,19 +53,19 @@ class _ValueNumbers:
         self.of_key: dict[Hashable, int] = {}
         self.of_value: dict[tuple[Scope, Any], int] = {}
 
-    def of(self, scope: Scope, atom: Any) -> int:
+    def of(self, scope: Scope, atom: Any, far: int = _FAR) -> int:
         if isinstance(atom, Literal):
             value = np.asarray(atom.val)
             return self._number("literal", value.dtype, value.shape, value.tobytes())
         key = scope, atom
         if key not in self.of_value:
-            maker = scope.maker(atom, *_OF_INDICES)
-            self.of_value[key] = self._number(atom) if maker is None else self.made(scope, maker)
+            maker = scope.maker(atom, *_OF_INDICES) if far else None
+            self.of_value[key] = self._number(atom) if maker is None else self.made(scope, maker, far - 1)
         return self.of_value[key]
 
-    def made(self, scope: Scope, eqn: Equation) -> int:
+    def made(self, scope: Scope, eqn: Equation, far: int = _FAR) -> int:
         """Return the number of the result of an equation."""
-        operands = [self.of(scope, x) for x in eqn.invars]
+        operands = [self.of(scope, x, far) for x in eqn.invars]
         return self._number(eqn.primitive, *sorted(eqn.params.items(), key=lambda item: item[0]), *operands)
 
     def _number(self, *key: Any) -> int:

@@ -181,3 +181,21 @@ def test_a_buffer_that_is_rarely_emptied_takes_linear_time(order):
     ours = {"in_place(vmap)": in_place(jax.vmap(f)), "vmap(in_place)": jax.vmap(in_place(f))}[order]
     short, long = (compiled(ours, *args_of(length)) for length in (4000, 16000))
     assert_linear_time(short, long, args_of, 4000, limit=9)
+
+
+@pytest.mark.parametrize("used", [lax.stop_gradient, lambda b: jnp.broadcast_to(b, (2, *b.shape))])
+def test_a_version_is_used_by_what_has_its_elements(used):
+    """Then the version that may not be selected exists, and rows are put back."""
+
+    def f(b, keeps):
+        def step(b, x):
+            k, keep = x
+            new = b.at[k].set(jnp.sin(b[k - 1]))
+            return jnp.where(keep, b, new), jnp.max(used(new))
+
+        return lax.scan(step, b, (jnp.arange(1, len(keeps) + 1), keeps))
+
+    args = FIRST, np.arange(STEPS) % 3 == 0
+    got = compiled(in_place(f), *args)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), got(*args), in_numpy(f)(*args))
+    assert not hlo_text.copies_in_loops(got.as_text(), FIRST.nbytes)
