@@ -83,6 +83,7 @@ class Repair:
         values.update(known or {})
         moved = sums.moved_into(inner) if self.in_loop else {}
         viewed = views.viewed(inner, patterns.masks_among(inner.invars, inputs)) if self.in_loop else set()
+        used = selects.used_in(inner) if self.in_loop else frozenset()
         if self.in_loop:
             self.put_together.update(parts.put_together(inner))
             self.computed_with |= views.computed_with(inner)
@@ -100,6 +101,8 @@ class Repair:
             with _compat.at_source_of(eqn), eqn.ctx.manager, jaxprs.with_types_of(eqn):
                 results, left, done = self._equation(eqn, operands, added, is_viewed)
                 patterns.note(eqn, operands, results)
+                for v, x in zip(eqn.outvars, results, strict=True):
+                    x.is_used |= v in used and x.update is not None
                 if self.in_loop:
                     indices.note(eqn, operands, results, is_kept=left is not None)
             explained.remark(self, inner, eqn, operands, results, left)

@@ -18,8 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core as jex
+from jax.extend.core import Jaxpr
 
-from jax_tensorarray import _gates
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import (
     Broadcast,
@@ -36,12 +38,33 @@ from jax_tensorarray._in_place.values import (
     Value,
     arrays,
 )
-from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._jaxprs.kinds import LOGIC
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.kinds import LOGIC, is_update
 from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.primitive import row_params
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import Equation
+
+
+@_compat.cached
+def used_in(jaxpr: Jaxpr) -> frozenset[Any]:
+    """Return the variables that a jaxpr uses for more than the next update or a choice, here or in what it inlines.
+
+    Such a version exists in any case, also if the use comes after the choice. What a jaxpr returns does not count.
+    """
+    found = set[Any]()
+    for eqn in jaxpr.eqns:
+        used = eqn.invars
+        if (inner := registry.inlined(eqn)) is not None:
+            body = _compat.opened(inner)
+            within = used_in(body)
+            used = [v for v, own in zip(used, body.invars, strict=True) if own in within]
+        elif eqn.primitive.name == "select_n":
+            used = used[:1]
+        elif is_update(eqn):
+            used = used[1:]
+        found.update(v for v in used if not isinstance(v, jex.Literal))
+    return frozenset(found)
 
 
 def select_n(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
