@@ -314,6 +314,8 @@ def access(
     batch = max((*of_starts, *(k + 1 for k in range(axis) if any(x.shape[k] > 1 for x in both))), default=0)
     if batch > axis:
         return None
+    if is_update and m.is_repeating:
+        return None
     positions = positions_of(index, d)[axis:]
     sizes = [*shape[:axis], *[1] * (d - len(window)), *window, *shape[axis + d :]]
     of_examples, rank = (slice(None),) * batch + (0,) * (axis - batch), batch + len(positions)
@@ -361,8 +363,6 @@ def access(
     is_all = all(x.is_all(n) for x, n in zip(boxes, m.buffer[batch:], strict=True))
     if isinstance(address, Left):
         return None if is_update or where is not None or not is_all else found
-    if is_update and any(m.owner(d) is None for keys in m.axes for d in keys):
-        return None
     inside = in_range(*zip(*checked, strict=True)) if checked else None
     return _placed(found, address, inside, None if where is None else where[of_examples])
 

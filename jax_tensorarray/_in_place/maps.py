@@ -104,6 +104,13 @@ class Map(NamedTuple):
         """Whether it is the map of the buffer itself."""
         return self.shape == self.buffer and all(map(self.is_axis, range(len(self.buffer)), range(len(self.buffer))))
 
+    @property
+    def is_repeating(self) -> bool:
+        """Whether an element of the buffer may be several elements of the view: then no row of it can be updated."""
+        if any(self.owner(d) is None for keys in self.axes for d in keys):
+            return True
+        return any(np.bincount(own.table.ravel(), minlength=1).max() > 1 for own in self.along)
+
     def is_axis(self, axis: int, of_buffer: int) -> bool:
         """Return whether an axis of the view is that axis of the buffer, all of it and in order."""
         keys, (digits, table, rotation) = self.axes[axis], self.along[of_buffer]
@@ -210,7 +217,7 @@ class Map(NamedTuple):
         for k, d in enumerate(keys):
             each = math.prod(self.digits[low].seen for low in keys[k + 1 :])
             (high, start), digit = divmod(start, each), self.digits[d]
-            is_last, is_one = k == len(keys) - 1, start + size <= each
+            is_last, is_one = k == len(keys) - 1, start + (size - 1) * step < each
             if not is_last and not is_one and (start or size % each or step > 1):
                 return None
             count = size if is_last else 1 if is_one else size // each

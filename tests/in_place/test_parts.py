@@ -107,6 +107,10 @@ OTHERS = {
             c[0].at[i].set(x)
         ),
     ),
+    "rows in two places": (
+        (N, D),
+        lambda c, i, x: jnp.concatenate([c[-2:], c, c[:2]]).at[jnp.stack([i - 5, i + N - 10])].add(x)[2:-2],
+    ),
     "windows that go on in the next row": (
         (N, D),
         lambda c, i, x: lax.dynamic_update_slice(c.ravel(), x, (i * 5,)).reshape(N, D),
