@@ -50,6 +50,8 @@ from jax_tensorarray._types import Equation
 def used_in(jaxpr: Jaxpr) -> frozenset[Any]:
     """Return the variables that a jaxpr uses for more than the next update or a choice, here or in what it inlines.
 
+    A select is a choice, and so are branches that compute nothing.
+
     Such a version exists in any case, also if the use comes after the choice. What a jaxpr returns does not count.
     """
     found = set[Any]()
@@ -59,12 +61,18 @@ def used_in(jaxpr: Jaxpr) -> frozenset[Any]:
             body = _compat.opened(inner)
             within = used_in(body)
             used = [v for v, own in zip(used, body.invars, strict=True) if own in within]
-        elif eqn.primitive.name == "select_n":
+        elif eqn.primitive.name == "select_n" or _is_choice(eqn):
             used = used[:1]
         elif is_update(eqn):
             used = used[1:]
         found.update(v for v in used if not isinstance(v, jex.Literal))
     return frozenset(found)
+
+
+def _is_choice(eqn: Equation) -> bool:
+    """Return whether these are branches that compute nothing."""
+    entry = registry.entry_of(eqn)
+    return entry.kind == "branches" and not any(_compat.opened(b.jaxpr).eqns for b in entry.bodies(eqn.params))
 
 
 def select_n(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:

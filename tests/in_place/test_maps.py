@@ -14,6 +14,8 @@ from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._ops.primitive import row_params
 from jax_tensorarray._ops.write import ta_write_p
 
+KINDS = ["transpose", "reshape", "slice", "index", "reverse", "roll", "parts", "stack", "halo"]
+
 SHAPES = [(24,), (4, 6), (2, 3, 4), (6, 1, 4), (2, 2, 2, 3)]
 
 
@@ -31,7 +33,7 @@ def divided(rnd, n):
 
 def view(rnd, m, x):
     """A random view of `x`, and its map or None. Starts are known, or numbers of the run."""
-    kind, rank = rnd.choice(["transpose", "reshape", "slice", "index", "reverse", "roll", "parts", "stack"]), x.ndim
+    kind, rank = rnd.choice(KINDS), x.ndim
     axis = rnd.randrange(rank)
     if kind == "transpose":
         order = rnd.sample(range(rank), rank)
@@ -57,6 +59,10 @@ def view(rnd, m, x):
         return m.reversed(axes), np.flip(x, axes)
     n = x.shape[axis]
     cuts = sorted({0, n, *(rnd.randint(0, n) for _ in range(2))})
+    ranges = list(itertools.pairwise(cuts))
+    if kind == "halo":  # elements at both ends are there twice
+        width = rnd.randint(1, n)
+        ranges = [(n - width, n), (0, n), (0, width)]
     pieces = [
         (
             m.sliced(
@@ -64,7 +70,7 @@ def view(rnd, m, x):
             ),
             x.take(range(a, b), axis),
         )
-        for a, b in itertools.pairwise(cuts)
+        for a, b in ranges
     ]
     if kind == "roll":
         pieces = pieces[1:] + pieces[:1]
@@ -180,6 +186,7 @@ def test_a_row_op_on_a_view_is_one_on_the_buffer(block):
         new = -1 - np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
         if (got := jax.jit(write)(buffer, index, new)) is not None:
             done += 1
+            assert len(np.unique(seen)) == seen.size, seed
             want, rows = seen.copy(), new.reshape(*seen.shape[:axis], each, *box, *rest)
             for e in np.ndindex(examples):
                 for k, place in enumerate(boxes(seen[e], axis - batch, box, at[e], mode)):
