@@ -50,7 +50,7 @@ def layers_in_one_cache(w, xs):
     return lax.scan(step, jnp.zeros((2, *xs.shape)), (jnp.arange(len(xs)), xs))[1]
 
 
-@_sized((2, 8, 32), lambda r, n: (floats(r, n, 16, 16, scale=0.1), floats(r, 32, 16)), axes=(None, 0))
+@_sized((2, 4, 8), lambda r, n: (floats(r, n, 16, 16, scale=0.1), floats(r, 32, 16)), axes=(None, 0))
 def layers_stacked_again(w, xs):
     """A step takes a cache apart, writes and attends layer by layer, and stacks it again."""
 
