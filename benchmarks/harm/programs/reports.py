@@ -22,7 +22,7 @@ def _sized(sizes: Sequence[int], make: Callable[..., Any], **how: Any) -> Callab
     return register
 
 
-@_sized((32, 128, 512), lambda r, n: (floats(r, n, 2, 16),), rounding=256)
+@_sized((32, 128, 512), lambda r, n: (floats(r, n, 2, 16),), by=None, rounding=256)
 def half_precision_cache(xs):
     """Attention over a cache in bfloat16 whose first axis is time."""
 
