@@ -66,7 +66,7 @@ def _listener() -> Any:
     return _contexts.listening.value or _hearing.get()
 
 
-#: What an equation of the program does. A row op is what became of another equation, or an op of the user.
+#: The kinds of equations of the program. Row ops have none: they replace equations, or the user wrote them.
 KINDS = {
     **dict.fromkeys(kinds.READS.union(("slice", "get")).difference(op.name for op in ROW_OPS), "read"),
     **dict.fromkeys(kinds.UPDATES.union(("swap", "addupdate")).difference(op.name for op in ROW_OPS), "write"),

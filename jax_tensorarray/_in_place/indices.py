@@ -12,11 +12,11 @@ import numpy as np
 
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import registry
-from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, LAYOUT, PASSES_ON, READS
+from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, OF_INDICES, PASSES_ON, READS
 from jax_tensorarray._types import Equation
 
 #: Primitives with equal results for equal operands and parameters, which can be compared.
-REPEATABLE = ELEMENTWISE.union(LAYOUT, READS, ("clamp", "concatenate", "rem", "slice", "squeeze"))
+REPEATABLE = OF_INDICES | READS
 
 #: Primitives that keep the numbers in an array, unless they are repeated, or out of the range of another type.
 KEEP_NUMBERS = PASSES_ON.union(("broadcast_in_dim", "convert_element_type", "reshape", "squeeze"))

@@ -12,7 +12,7 @@ function that JAX has traced once makes both kinds. A part that we miss costs ti
 
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -127,7 +127,7 @@ class _Search:
 
     def __init__(self) -> None:
         self.found: dict[Any, Step] = {}
-        self.numbers = _ValueNumbers()
+        self.numbers = _IntegerNumbers()
 
     def look(self, inner: Any, seen: dict[Any, _Seen], numbers: dict[Any, int]) -> None:
         def of(v: Any) -> _Seen | None:
@@ -222,7 +222,7 @@ class _Search:
                 self.found.setdefault(x, Step())
 
 
-class _ValueNumbers:
+class _IntegerNumbers(jaxprs.ValueNumbers):
     """Numbers integers, of whatever type, such that those of one number are probably equal.
 
     Types do not count, since in 64 bits JAX narrows some integers on the way. If two are not equal, a part stays an
@@ -230,12 +230,9 @@ class _ValueNumbers:
     """
 
     def __init__(self) -> None:
-        self.of_key: dict[Hashable, int] = {}
+        super().__init__()
         self.known: dict[int, int] = {}  #: integers that are known while tracing
         self.joined: dict[int, Sequence[int]] = {}  #: what has been joined along the last axis
-
-    def number(self, *key: Hashable) -> int:
-        return self.of_key.setdefault(key, len(self.of_key))
 
     def of(self, v: Any, known: Mapping[Any, int]) -> int:
         """Return the number of a variable or a literal."""
@@ -273,10 +270,7 @@ class _ValueNumbers:
             known[eqn.outvars[0]] = own[0] if value is None else self.literal(int(np.array(value).astype(of.dtype)))
             return
         params = () if name in kinds.ELEMENTWISE else tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
-        try:
-            known[eqn.outvars[0]] = number = self.number(name, params, *own)
-        except TypeError:  # a parameter has no hash
-            return
+        known[eqn.outvars[0]] = number = self.number(name, params, *own)
         if name == "concatenate" and eqn.params["dimension"] == len(of.shape) - 1:
             self.joined[number] = own
 

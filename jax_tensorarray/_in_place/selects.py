@@ -50,9 +50,8 @@ from jax_tensorarray._types import Equation
 def used_in(jaxpr: Jaxpr) -> frozenset[Any]:
     """Return the variables that a jaxpr uses for more than the next update or a choice, here or in what it inlines.
 
-    A select is a choice, and so are branches that compute nothing.
-
-    Such a version exists in any case, also if the use comes after the choice. What a jaxpr returns does not count.
+    A select is a choice, and so are branches that compute nothing. XLA makes a version that is used in this way, even
+    if the use comes after the choice. Outputs of a jaxpr are no uses.
     """
     found = set[Any]()
     for eqn in jaxpr.eqns:

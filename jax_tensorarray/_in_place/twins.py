@@ -10,7 +10,7 @@ in which all twins are equal leaves them equal: a greatest fixed point, by parti
 derivatives, because they are made in the same way.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +30,7 @@ Array = jax.Array
 
 def carried_once(loop: registry.Body, inputs: Sequence[Value]) -> tuple[registry.Body, list[int]]:
     """Return a loop that carries every buffer once, and for each carry of the given loop its number in the new one."""
-    numbers = _ValueNumbers()
+    numbers = _Numbers()
     start = [numbers.of_array(x.array if x.literal is None else x.literal) for x in inputs]
     places = _places(loop, start, numbers)
     kept = sorted(set(places))
@@ -51,7 +51,7 @@ def carried_once(loop: registry.Body, inputs: Sequence[Value]) -> tuple[registry
 
 def equal_operands(arrays: Sequence[Array]) -> list[int]:
     """Return for each operand of an equation the place of the first one that equals it."""
-    numbers = _ValueNumbers()
+    numbers = _Numbers()
     # A token has no axes, not even none.
     return _firsts(
         [(numbers.of_array(x), jax.typeof(x)) if getattr(x, "ndim", 0) else (id(x), k) for k, x in enumerate(arrays)]
@@ -60,19 +60,19 @@ def equal_operands(arrays: Sequence[Array]) -> list[int]:
 
 def numbers_of_outputs(jaxpr: Jaxpr) -> list[int]:
     """Return a number for each output of a jaxpr, such that those of one number are equal."""
-    numbers = _ValueNumbers()
-    return numbers.outputs(jaxpr, [numbers.of(object()) for _ in jaxpr.in_avals])
+    numbers = _Numbers()
+    return numbers.outputs(jaxpr, [numbers.number(object()) for _ in jaxpr.in_avals])
 
 
 def has_twins(loop: registry.Body, operands: Sequence[Any]) -> bool:
     """Return whether a loop, whose operands are these variables, carries a buffer more than once."""
-    numbers = _ValueNumbers()
-    start = [numbers.of_array(v.val) if isinstance(v, jex.Literal) else numbers.of(id(v)) for v in operands]
+    numbers = _Numbers()
+    start = [numbers.of_array(v.val) if isinstance(v, jex.Literal) else numbers.number(id(v)) for v in operands]
     places = _places(loop, start, numbers)
     return len(set(places)) < len(places)
 
 
-def _places(loop: registry.Body, start: Sequence[int], numbers: "_ValueNumbers") -> list[int]:
+def _places(loop: registry.Body, start: Sequence[int], numbers: "_Numbers") -> list[int]:
     """Return for each carry the first of its twins, which may be itself: itself for all if no buffer has a twin."""
     _, carry, _ = loop.split(list(zip(start, _compat.opened(loop.jaxpr).invars, strict=True)))
     buffers = [k for k, (_, v) in enumerate(carry) if has_rows(v.aval)]
@@ -91,18 +91,8 @@ class _Step(NamedTuple):
     after: list[int]  #: the outputs
 
 
-class _ValueNumbers:
+class _Numbers(jaxprs.ValueNumbers):
     """Numbers values such that those of one number, and of one type, are equal."""
-
-    def __init__(self) -> None:
-        self.known: dict[Hashable, int] = {}
-
-    def of(self, *key: Any) -> int:
-        """Return the number of a value that is made of these."""
-        try:
-            return self.known.setdefault(key, len(self.known))
-        except TypeError:  # a parameter has no hash
-            return self.of(object())
 
     def of_array(self, x: Any) -> int:
         maker = _compat.maker_of(x)
@@ -111,12 +101,12 @@ class _ValueNumbers:
         if maker is not None and maker.primitive.name in FILLS:
             return self._made(maker, [self.of_array(y) for y in _compat.operands_of(maker)], jax.typeof(x))
         if isinstance(x, jax.Array | jax.core.Tracer | jax.Ref) or np.ndim(x):
-            return self.of("array", id(x))
-        return self.of("number", type(x), np.asarray(x).dtype, np.asarray(x).tobytes())
+            return self.number("array", id(x))
+        return self.number("number", type(x), np.asarray(x).dtype, np.asarray(x).tobytes())
 
     def _made(self, eqn: Equation, operands: Sequence[int], *result: Any) -> int:
         params = [(name, type(x), str(x) if isinstance(x, float) else x) for name, x in sorted(eqn.params.items())]
-        return self.of(eqn.primitive, *params, *operands, *result)
+        return self.number(eqn.primitive, *params, *operands, *result)
 
     def outputs(self, jaxpr: Jaxpr, inputs: Sequence[int]) -> list[int]:
         return jaxprs.interpret(_compat.closed(jaxpr), inputs, self.results, self.of_array)
@@ -128,13 +118,13 @@ class _ValueNumbers:
         if kind == "branches":
             index, *rest = operands
             each = zip(*(self.outputs(body.jaxpr, rest) for body in bodies), strict=True)
-            return [self.of("one of", index, *cases) for cases in each]
+            return [self.number("one of", index, *cases) for cases in each]
         if eqn.primitive.name in ("scan", "while"):
             return self._of_loop(bodies[0], bodies[0].inputs(operands, -1))
         if eqn.primitive.name == "copy":
             return list(operands)
         if eqn.effects or eqn.primitive.name == "rng_uniform":
-            return [self.of(object()) for _ in eqn.outvars]
+            return [self.number(object()) for _ in eqn.outvars]
         return [self._made(eqn, operands, v.aval, k) for k, v in enumerate(eqn.outvars)]
 
     def _of_loop(self, loop: registry.Body, inputs: Sequence[int]) -> list[int]:
@@ -142,15 +132,15 @@ class _ValueNumbers:
         before, n = loop.split(step.before)[1], loop.num_carry
         # If a step leaves a carry as it is, so does the loop.
         after = [
-            start if old == new else self.of(end, first)
+            start if old == new else self.number(end, first)
             for start, old, new, first in zip(carry, before, step.after, step.first, strict=False)
         ]
-        return [*after, *(self.of(end, "stacked", number) for number in step.after[n:])]
+        return [*after, *(self.number(end, "stacked", number) for number in step.after[n:])]
 
     def of_step(self, loop: registry.Body, inputs: Sequence[int], first: Sequence[int]) -> list[int]:
         """Return the numbers of the inputs of a step in which each carry equals the given one."""
         (consts, _, xs), step = loop.split(inputs), object()
-        return [*consts, *(self.of(step, k) for k in first), *(self.of(step, "slice", number) for number in xs)]
+        return [*consts, *(self.number(step, k) for k in first), *(self.number(step, "slice", number) for number in xs)]
 
     def twins(self, loop: registry.Body, inputs: Sequence[int]) -> _Step:
         """Partition the carries that begin equal until every step keeps each class equal."""
@@ -174,7 +164,7 @@ def _firsts(values: Sequence[Any]) -> list[int]:
 class _Once:
     """Evaluates a jaxpr in pairs of a number and an array, and computes every value once."""
 
-    def __init__(self, numbers: _ValueNumbers) -> None:
+    def __init__(self, numbers: _Numbers) -> None:
         self.numbers, self.made = numbers, dict[Any, Array]()
 
     def evaluate(self, jaxpr: Jaxpr, numbers: Sequence[int], arrays: Sequence[Array]) -> list[Array]:
@@ -219,7 +209,7 @@ class _Kept(registry.Change):
     """Rebuilds an equation without duplicate operands or results."""
 
     def __init__(
-        self, numbers: _ValueNumbers, of_operands: Sequence[int], places: Sequence[int], kept: Sequence[int]
+        self, numbers: _Numbers, of_operands: Sequence[int], places: Sequence[int], kept: Sequence[int]
     ) -> None:
         self.numbers, self.of_operands, self.places, self.kept = numbers, of_operands, places, kept
 

@@ -105,7 +105,7 @@ class Predicate(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What a loop or branches have done to a version: nothing where a mask is false."""
+    """A loop or branches have changed the version before, but only where `mask` is true."""
 
     mask: Array
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -54,6 +54,20 @@ class Traced:
         inner = _compat.opened(self.jaxpr)
         numbers = {v: k for k, v in enumerate(inner.invars)}
         return [None if isinstance(v, jex.Literal) else numbers.get(v) for v in inner.outvars]
+
+
+class ValueNumbers:
+    """Numbers values such that those of one number are equal, by the keys that say how they are made: hash-consing."""
+
+    def __init__(self) -> None:
+        self._of_key: dict[Hashable, int] = {}
+
+    def number(self, *key: Any) -> int:
+        """Return the number of a value that is made of these."""
+        try:
+            return self._of_key.setdefault(key, len(self._of_key))
+        except TypeError:  # a parameter has no hash
+            return self.number(object())
 
 
 def bind(eqn: Equation, operands: Sequence[Array]) -> list[Array]:

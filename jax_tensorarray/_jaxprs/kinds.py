@@ -116,6 +116,9 @@ WHOLE = _having("whole")
 #: Reads of rows at computed places.
 READS = _having("read")
 
+#: Programs compute indices with these: equal operands and parameters give equal results.
+OF_INDICES = ELEMENTWISE.union(LAYOUT, ("clamp", "concatenate", "rem", "slice", "squeeze"))
+
 #: The result is the first operand with some rows replaced.
 UPDATES = _having("update")
 SCATTERS = _having("scatter")

@@ -89,7 +89,7 @@ def register(
     jvp: Callable[..., Any] | None = None,
     transpose: Callable[..., Any] | None = None,
     run_checked: Callable[..., Any] | None = None,
-    known_part: Callable[..., Any] | None = None,
+    known_part: Callable[..., Any] = lambda unknown, eqn: None,
     tapes: Callable[[Equation], tuple[Sequence[Var], Any]] | None = None,
     mask: Callable[..., list[masking.MaskedValue]] | None = None,
 ) -> None:
@@ -105,9 +105,9 @@ def register(
         jvp: the derivative, from primals and tangents. `differentiate` adds it if it is in another module.
         transpose: the transpose, from the cotangents and operands that `pruned_for` leaves.
         run_checked: what `checkify` checks instead of `run`.
-        known_part: see `_partial_eval_in_checkpoint`. A loop without `tapes` and `mask` is no loop for a policy either.
+        known_part: see `_partial_eval_in_checkpoint`. By default, no part is known.
         tapes: maps an equation to the tapes among its results and the number of their steps: see `linearize`.
-        mask: how a `Masker` runs an equation of it: see `masking`.
+        mask: how a `Masker` runs an equation of it: see `masking`. Policies of `jax.checkpoint` see only loops with it.
     """
     primitive.multiple_results = True
     primitive.def_impl(functools.partial(run_alone, primitive))
@@ -128,7 +128,7 @@ def register(
         linearize.TAPES[primitive] = tapes
     if mask is not None:
         _compat.asks_policies(primitive)
-        rule = functools.partial(_partial_eval_in_checkpoint, known_part or _no_known_part)
+        rule = functools.partial(_partial_eval_in_checkpoint, known_part)
         pe.partial_eval_jaxpr_custom_rules[primitive] = rule
         masking.LOOPS[primitive.name] = mask
 
@@ -200,10 +200,6 @@ def _transpose(rule: Callable[..., Any], primitive: Primitive) -> Callable[..., 
         return merge(jaxprs.function(jaxpr)(*arrays), [kind is True for kind in found], found)
 
     return nonzero_transpose(transpose)
-
-
-def _no_known_part(unknown: Sequence[bool], eqn: Equation) -> None:
-    return None
 
 
 def _partial_eval_in_checkpoint(

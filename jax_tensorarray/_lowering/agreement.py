@@ -1,4 +1,4 @@
-"""Agree on one form for each buffer: all ops on it in loops are slices, or all of them are calls. So outside of loops.
+"""Agree on one form for each buffer: in loops all ops on it are slices, or all are calls, and so outside of loops.
 
 A call demands a layout. After a barrier XLA may choose another one for a slice, and it copies the buffer to convert it.
 The buffers are the classes of a union-find over the values that may be one buffer.

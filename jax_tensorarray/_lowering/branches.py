@@ -160,7 +160,7 @@ def _placeholders(eqn: Equation, operands: Sequence[Atom], owned: dict[Any, None
 
 
 def _source(value: Atom, outer: dict[Any, Atom], owned: dict[Any, None], uses: Uses) -> Any:
-    """Follow a value back, from each result to the operand in its place, as updates have one of the same type."""
+    """Follow a value back to a buffer that is owned: a result may update the operand in its place, of the same type."""
     while not isinstance(value, Literal):
         if value in outer:
             found = outer[value]

@@ -352,7 +352,7 @@ def _sink(block: _Block, owner: int, reader: int, owning: dict[Any, set[int]]) -
 def _may_move(eqn: Equation) -> bool:
     """Return whether running an equation at another point of its jaxpr changes no result.
 
-    Of two errors another one may come first.
+    If two equations raise, the user may see the other error.
     """
     if jaxprs.is_of_ours(eqn):
         return eqn.primitive.name in _PURE

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Literal
 
-from jax_tensorarray._jaxprs import kinds
+from jax_tensorarray._jaxprs import jaxprs, kinds
 from jax_tensorarray._lowering.equations import Block
 from jax_tensorarray._lowering.scopes import Scope, is_strict, rebuilt
 from jax_tensorarray._ops.calls import TAPE_PARAM
@@ -25,13 +25,10 @@ from jax_tensorarray._types import Equation
 #: How many equations back two indices are compared.
 _FAR = 32
 
-#: Primitives that an index is computed with: equal for equal operands and parameters.
-_OF_INDICES = kinds.ELEMENTWISE | kinds.LAYOUT | {"clamp", "concatenate", "iota", "rem", "slice", "squeeze"}
-
 
 def read_once(jaxpr: Any) -> Any:
     """Replace each read of a row by an earlier one of the same row in its jaxpr, if there is one."""
-    numbers, first = _ValueNumbers(), dict[Hashable, Any]()
+    numbers, first = _ScopedNumbers(), dict[Hashable, Any]()
 
     def once(scope: Scope, eqn: Equation, block: Block) -> Equation | None:
         if eqn.primitive is not ta_read_p or is_strict(eqn) or eqn.params[TAPE_PARAM]:
@@ -46,30 +43,24 @@ def read_once(jaxpr: Any) -> Any:
     return rebuilt(Scope(jaxpr), once)
 
 
-class _ValueNumbers:
-    """Numbers values such that those of one number are equal: hash-consing of expressions."""
+class _ScopedNumbers(jaxprs.ValueNumbers):
+    """Numbers the values of scopes."""
 
     def __init__(self) -> None:
-        self.of_key: dict[Hashable, int] = {}
+        super().__init__()
         self.of_value: dict[tuple[Scope, Any], int] = {}
 
     def of(self, scope: Scope, atom: Any, far: int = _FAR) -> int:
         if isinstance(atom, Literal):
             value = np.asarray(atom.val)
-            return self._number("literal", value.dtype, value.shape, value.tobytes())
+            return self.number("literal", value.dtype, value.shape, value.tobytes())
         key = scope, atom
         if key not in self.of_value:
-            maker = scope.maker(atom, *_OF_INDICES) if far else None
-            self.of_value[key] = self._number(atom) if maker is None else self.made(scope, maker, far - 1)
+            maker = scope.maker(atom, "iota", *kinds.OF_INDICES) if far else None
+            self.of_value[key] = self.number(atom) if maker is None else self.made(scope, maker, far - 1)
         return self.of_value[key]
 
     def made(self, scope: Scope, eqn: Equation, far: int = _FAR) -> int:
         """Return the number of the result of an equation."""
         operands = [self.of(scope, x, far) for x in eqn.invars]
-        return self._number(eqn.primitive, *sorted(eqn.params.items(), key=lambda item: item[0]), *operands)
-
-    def _number(self, *key: Any) -> int:
-        try:
-            return self.of_key.setdefault(key, len(self.of_key))
-        except TypeError:  # a parameter has no hash
-            return self.of_key.setdefault(object(), len(self.of_key))
+        return self.number(eqn.primitive, *sorted(eqn.params.items(), key=lambda item: item[0]), *operands)
