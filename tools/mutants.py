@@ -486,6 +486,10 @@ MUTANTS = {
         ),
         files=("lowering/test_bounds.py",),
     ),
+    "a kept value of half precision is rounded only in memory": Mutant(
+        (("_loops/undo.py", "_rounded(x) if v in rounded else x", "x"),),
+        files=("in_place/test_gradient_memory.py",),
+    ),
 }
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 from jax.interpreters import partial_eval as pe
@@ -344,7 +345,7 @@ class _Planning:
         tapes, of_shared = [with_axis(t, self.max_steps) for t in kept_types], [v.aval for v in shared]
         inputs = [jnp.int32(0), *tapes, *of_shared, *types[:num_const_dots], *buffers, *types[num_const_dots:]]
         return Plan(
-            self.giving([*self.body_outs, *kept]),
+            self.giving(self.body_outs, kept),
             self.num_outs,
             steps,
             self.found.giving_shared(),
@@ -381,17 +382,26 @@ class _Planning:
         found, _ = jaxprs.fixed_point(roots, lambda roots: (roots | {self.slot_of[r] for r in roots}, None))
         return sorted(found)
 
-    def giving(self, variables: Sequence[Any]) -> Any:
-        """Return the jaxpr with those variables as its outputs, without reads that are not needed."""
-        pruned = jaxprs.pruned(self.found.giving(variables))
+    def giving(self, outs: Sequence[Any], kept: Sequence[Any]) -> Any:
+        """Return the jaxpr with these results and kept values as its outputs, without reads that are not needed.
+
+        XLA computes in float32 between equations in bfloat16. A value that is kept is rounded, so the step uses the
+        rounded value too. Otherwise an `exp(x - m)` that is recomputed from a kept `x` does not match the kept sum of
+        such values. `jax.checkpoint` rounds what it saves in the same way.
+        """
+        pruned = jaxprs.pruned(self.found.giving([*outs, *kept]))
         inner = _compat.opened(pruned)
         read = (*inner.outvars, *(v for eqn in inner.eqns for v in eqn.invars))
         used = set(filter(_is_variable, read))
+        rounded = {v for v in inner.outvars[len(outs) :] if _is_variable(v) and _is_narrow(v.aval.dtype)}
 
         def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
             if eqn.primitive is ta_swap_p and eqn.outvars[1] not in used:
                 return [ta_write_p.bind(*operands, **eqn.params), None]
-            return jaxprs.bind(eqn, operands)
+            results = jaxprs.bind(eqn, operands)
+            if eqn.primitive in ROW_OPS:  # its rows are from memory
+                return results
+            return [_rounded(x) if v in rounded else x for v, x in zip(eqn.outvars, results, strict=True)]
 
         def f(*args: Array) -> list[Array]:
             return jaxprs.interpret(pruned, args, equation)
@@ -401,6 +411,16 @@ class _Planning:
 
 def _is_variable(v: Any) -> bool:
     return not isinstance(v, jex.Literal)
+
+
+def _is_narrow(dtype: Any) -> bool:
+    """Return whether XLA may compute in a wider type between equations of this one."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+
+
+def _rounded(x: Array) -> Array:
+    info = jnp.finfo(x.dtype)
+    return lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
 
 
 def _part_of(eqn: Equation, results: Iterable[int]) -> tuple[Jaxpr, list[bool]]:

@@ -397,3 +397,27 @@ def test_derivatives_of_second_order_of_a_large_index(name, derivative):
     args = 0.1 * jnp.cos(jnp.arange(8.0 * (10 + more))).reshape(-1, 8), xs
     want = in_numpy(derivative(f, args))(*args)
     close(jax.jit(derivative(in_place(f), args))(*args), want)
+
+
+def test_a_kept_value_of_half_precision_matches_what_was_computed_from_it():
+    """The scores are kept in bfloat16, their maximum and the sum of the exponentials in float32."""
+
+    def attention(xs, dtype):
+        def step(cache, x):
+            t, q = x
+            cache = cache.at[t].set(q.astype(dtype))
+            scores = jnp.einsum("hd,thd->ht", q.astype(dtype), cache).astype(jnp.float32)
+            weights = jax.nn.softmax(scores).astype(dtype)
+            return cache, jnp.einsum("ht,thd->hd", weights, cache).astype(jnp.float32)
+
+        return lax.scan(step, jnp.zeros(xs.shape, dtype), (jnp.arange(len(xs)), xs))[1]
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(32, 2, 16)), jnp.float32)
+
+    def gradient(f, dtype):
+        return jax.jit(jax.grad(lambda x: jnp.sum(f(x, dtype) ** 2)))(x)
+
+    exact = gradient(attention, jnp.float32)
+    undone = in_place(attention, static_argnums=1, residuals="undo")
+    errors = [float(jnp.abs(gradient(f, jnp.bfloat16) - exact).max()) for f in (attention, undone)]
+    assert errors[1] < 3 * errors[0], errors
