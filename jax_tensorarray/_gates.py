@@ -41,17 +41,18 @@ COUNTED = 64
 
 # --- in_place: how carries are represented -----------------------------------------------------------------------
 
-#: A register of at least so many bytes is a ring, and so is one of an example that has a start of its own. To move all
-#: rows of a smaller one takes at most 1.1 times as long (CPU, jax 0.12; rows of 1 to 64 floats, also batches of 8).
+#: A register of at least so many bytes is a ring. To move all rows of a smaller one takes at most 1.1 times as long
+#: (CPU, jax 0.12; rows of 1 to 64 floats).
 REGISTER_BYTES = 128
-REGISTER_BYTES_OF_EXAMPLE = 4096
+
+#: If each example has an index or a choice of its own, accesses by it pay for examples of at least so many bytes: rings
+#: with a start per example, and branches instead of selects. To move all of a smaller example takes at most 1.1 times
+#: as long (CPU, jax 0.12, batches of 8).
+EXAMPLE_BYTES = 4096
 
 #: From this number of steps on, a loop gains more time than to put the rows of a ring in order takes (CPU, jax 0.12, 64
 #: to 4096 rows).
 RING_STEPS = 3
-
-#: The bytes of an example from which it takes longer to copy a buffer than to decide whether to copy it.
-SELECTED_BYTES = 4096
 
 #: A select by a mask that is true for one row stays in an array of fewer bytes, and so does one by a mask that each
 #: example has for itself. From these sizes on row ops take at most 0.7 times as long (CPU, jax 0.12, 8 examples, rows

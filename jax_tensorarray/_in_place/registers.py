@@ -74,7 +74,7 @@ class Registers:
     def why_not(self, k: int, length: int | None) -> tuple[str, dict[str, Any]]:
         """Return why a carry whose rows move is no register: a reason and its facts. The reason is empty if it is."""
         of, axes = self.carry[k], len(self.form_after(k).start)
-        least = _gates.REGISTER_BYTES_OF_EXAMPLE if axes else _gates.REGISTER_BYTES
+        least = _gates.EXAMPLE_BYTES if axes else _gates.REGISTER_BYTES
         if k in self.evaluator.needed:
             return "read-as-a-whole", {"by": self.evaluator.needed[k]}
         if math.prod(of.shape[axes:]) * of.dtype.itemsize < least:

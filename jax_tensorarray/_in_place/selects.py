@@ -201,7 +201,7 @@ def is_of_carry(x: Value) -> bool:
 
 def _is_large(x: Value, axis: int) -> bool:
     """Return whether the part of an example takes longer to copy than to decide whether to copy it."""
-    return math.prod(x.shape[axis:]) * x.dtype.itemsize >= _gates.SELECTED_BYTES
+    return math.prod(x.shape[axis:]) * x.dtype.itemsize >= _gates.EXAMPLE_BYTES
 
 
 def predicate_of(which: Value) -> Predicate | None:
