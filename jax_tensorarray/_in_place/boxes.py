@@ -51,8 +51,9 @@ class Box(NamedTuple):
         if not jnp.issubdtype(at.dtype, jnp.integer) or mode == lax.GatherScatterMode.ONE_HOT:
             return None
         sizes = tuple(n if d < batch else taken[d] for d, n in enumerate(buffer.shape))
-        starts = {int(d): (1, k) for k, d in enumerate(numbers.starts) if sizes[d] != buffer.shape[d]}
-        return cls(sizes, starts, of_rows, batch, rows.drops(eqn))
+        drops = rows.drops(eqn)  # also if it starts elsewhere along an axis of which it takes all
+        starts = {int(d): (1, k) for k, d in enumerate(numbers.starts) if drops or sizes[d] != buffer.shape[d]}
+        return cls(sizes, starts, of_rows, batch, drops)
 
     @classmethod
     def _of_row_op(cls, eqn: Equation) -> "Box | None":

@@ -474,6 +474,9 @@ def gather(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
 
 def scatter(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, indices, updates = operands
+    if _replaces_all(eqn):
+        noted(eqn, 1, arrays([indices]))
+        return [updates]
     primitive, combine = _SCATTERS[eqn.primitive.name]
     found = Left("made-anew") if _is_new(buffer) else gathered(eqn)
     if isinstance(found, Left):
@@ -506,6 +509,19 @@ def scatter(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
         rows = combine(read(buffer, index, address), rows)
     update = Update(primitive, index, rows, None, address.params, is_window, updates.sparse_updates == ())
     return [_updated(buffer, update, became="" if combine is None else "a ta_read and a ta_write")]
+
+
+def _replaces_all(eqn: Equation) -> bool:
+    """Return whether the updates of a scatter are its result: a batched `dynamic_update_slice` of all of an array.
+
+    XLA keeps such a scatter, although it removes such a slice.
+    """
+    numbers, shape = numbers_of(eqn), eqn.invars[0].aval.shape
+    batch = (*range(len(numbers.batch)),)
+    is_in_order = numbers.offset == (*range(len(batch), len(shape)),)
+    is_plain = eqn.primitive.name == "scatter" and _combines(eqn, ta_write_p) and not drops(eqn)
+    is_batch = numbers.batch == numbers.batch_of_indices == batch
+    return is_plain and is_batch and is_in_order and eqn.invars[2].aval.shape == shape
 
 
 def _minimum(

@@ -144,6 +144,37 @@ def test_an_index_is_one_of_the_part(index):
     np.testing.assert_array_equal(jax.jit(in_place(f))(index), expected)
 
 
+@pytest.mark.parametrize("index", [0, 1, -1, -2])
+def test_an_axis_of_size_1_has_indices_out_of_range(index):
+    """A part that is put back out of range is left out, also along an axis of which there is one row."""
+
+    def step(c, i):
+        view = c[None]
+        return view.at[index_of(c), 1].set(view[0, 1].at[i].set(2.0))[0], None
+
+    index_of = lambda c: jnp.int32(index) + jnp.int32(c[0, 0])  # noqa: E731
+    out, _ = jax.jit(in_place(lambda c: lax.scan(step, c, jnp.arange(5))))(jnp.zeros((3, 70)))
+    expected = np.zeros((3, 70))
+    expected[1, :5] = 2 if -1 <= index < 1 else 0
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_all_of_an_array_is_put_back_in_a_batch():
+    """XLA keeps a batched update of all of an axis of size 1, which is what it writes."""
+
+    def f(c, xs):
+        def step(c, ix):
+            i, x = ix
+            first = lax.dynamic_index_in_dim(c[None], i % 1, keepdims=False)
+            return lax.dynamic_update_index_in_dim(c[None], first.at[i].set(x + first[i - 1]), i % 1, 0)[0], None
+
+        return lax.scan(step, c, (jnp.arange(STEPS), xs))[0]
+
+    args = arguments((N, D), 2)
+    program = assert_as_in_numpy(f, args, "in_place(vmap)")
+    assert_no_whole_buffer_operation(program.as_text(), args[0].nbytes // 2)
+
+
 def test_explain_says_that_a_part_is_put_back():
     shape, step = CASES["halves"]
     text = str(doctor.explain(loss(step))(*arguments(shape)))
