@@ -23,7 +23,7 @@ def save_reads(prim: Any, /, *avals: Any, **_: Any) -> bool:
     """
     # JAX runs a callback again if the policy does not save it, but does not keep its arguments alive: if they are
     # saved and used by nothing else, the variable is missing (KeyError).
-    if prim.name in ("ta_read", "ta_while", "ta_count"):
+    if prim.name in ("ta_read", "ta_while"):
         return not any(jnp.issubdtype(getattr(a, "dtype", bool), jnp.complexfloating) for a in avals)
     return prim.name in ("debug_callback", "debug_print")
 

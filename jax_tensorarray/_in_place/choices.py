@@ -129,7 +129,7 @@ def _derivative(eqn: Equation, operands: Sequence[bool]) -> tuple[Linearized, in
         _, step = scan_as_while(params["jaxpr"], loop.num_consts, loop.num_carry, params["length"], params["reverse"])
         ys = [jaxprs.is_inexact(a) for a in loop.jaxpr.out_avals[len(carry) :]]
         return linearize(step, [*consts, *xs], [False, *carry, *ys]), params["length"], None
-    if eqn.primitive.name != "ta_while" or not taped(params["options"].max_steps):
+    options = params.get("options")
+    if eqn.primitive.name != "ta_while" or options.is_counted or not taped(options.max_steps):
         return None
-    options = params["options"]
     return linearize(params["body"], consts[loop.leading :], carry), options.max_steps, options.strategy

@@ -241,7 +241,7 @@ class Repair:
                 return Left()
             if name in LOOPS:
                 return LOOPS[name](self, eqn, operands, added)
-            if registry.entry_of(eqn).kind == "loop":  # of this library: both of its primitives call the body so
+            if registry.entry_of(eqn).kind == "loop":  # of this library
                 body = eqn.params["body"]
                 repaired = jax.make_jaxpr(self.of_loop().function(body, is_whole=True))(*body.in_avals)
                 return list(map(Value, eqn.primitive.bind(*as_written(operands), **eqn.params | {"body": repaired})))

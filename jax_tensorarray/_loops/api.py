@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jax_tensorarray import _compat, _contexts
 from jax_tensorarray._array import growth
 from jax_tensorarray._array.in_loops import entering_loop, leaving_loop, needs_to_look
-from jax_tensorarray._loops.as_while import by_rows, counting, row_of
+from jax_tensorarray._loops.as_while import by_rows, numbered, row_of
 from jax_tensorarray._loops.auto import Auto, Checkpoints, Undo
 from jax_tensorarray._loops.from_jax import (
     Steps,
@@ -389,6 +389,6 @@ def _scan_by_rows(
         strategy = replace(strategy, f=back)
     ys = jax.tree.map(lambda a: ta_empty(a.shape[0], a.shape[1:], a.dtype), shapes)
     state = (jnp.int32(0), init, ys)
-    body = counting(by_rows(f, xs), n, reverse=reverse)
+    body = numbered(by_rows(f, xs), n, reverse=reverse)
     _, carry, ys = while_loop(lambda state: state[0] < n, body, state, max_steps=n, residuals=strategy)
     return carry, ys

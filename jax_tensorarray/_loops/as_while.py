@@ -1,4 +1,4 @@
-"""Lower other loops to a `ta_while` that counts its steps: a scan, and a `ta_count`.
+"""Lower other loops to a `ta_while` with a condition, which carries the number of its step: scans and counted loops.
 
     carry, ys = lax.scan(f, carry, xs)
     # becomes the loop of
@@ -18,14 +18,14 @@ from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._loops.count import CountOptions
+from jax_tensorarray._loops.while_ import Loop, WhileOptions
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
 
 Array = jax.Array
 
 
-def counting(f: Callable[..., Sequence[Any]], steps: Any, *, reverse: bool) -> Callable[[Sequence[Any]], Any]:
+def numbered(f: Callable[..., Sequence[Any]], steps: Any, *, reverse: bool) -> Callable[[Sequence[Any]], Any]:
     """Return the body of a loop of so many steps that calls `f(k, *carry)` for each of their numbers.
 
     Its carry is the number of steps taken, and then that of `f`.
@@ -69,25 +69,33 @@ def scan_as_while(jaxpr: Jaxpr, num_consts: int, num_carry: int, length: int, re
             outs = jaxprs.function(jaxpr)(*consts, *carry, *row)
             return outs[:num_carry], outs[num_carry:]
 
-        return counting(by_rows(call, xs), length, reverse=reverse)(state)
+        return numbered(by_rows(call, xs), length, reverse=reverse)(state)
 
     return jax.make_jaxpr(lambda state: [state[0] < length])(state), jax.make_jaxpr(step)(consts, xs, state)
 
 
-@_compat.cached
-def count_as_while(body: Any, options: CountOptions) -> tuple[Any, Any]:
-    """Return the condition and the body of a `ta_while` that does what a `ta_count` does.
+def count_as_while(loop: Loop) -> Loop:
+    """Return a loop with a condition that does what a counted loop does.
 
-    Its consts are the number of steps and those of the `ta_count`, and its carry is the number of the step and that of
-    the `ta_count`.
+    The number of steps is also its first const, and the number of the step its first carry.
     """
-    steps, consts, carry = options.split(list(body.in_avals))
+    cond, body = _count_as_while(loop.body, len(loop.body_consts), loop.options.reverse)
+    (steps,) = loop.cond_consts
+    consts, carry = [steps, *loop.body_consts], [steps * 0, *loop.carry]
+    options = WhileOptions(loop.options.max_steps, loop.options.source, tapes=loop.options.tapes)
+    return Loop([steps], consts, carry, cond, body, options)
+
+
+@_compat.cached
+def _count_as_while(body: Any, num_consts: int, reverse: bool) -> tuple[Any, Any]:
+    steps, *types = body.in_avals
+    consts, carry = types[:num_consts], types[num_consts:]
 
     def step(steps: Array, consts: list[Array], state: list[Array]) -> Any:
         def call(k: Array, *carry: Array) -> list[Array]:
             return jaxprs.function(body)(k, *consts, *carry)
 
-        return counting(call, steps, reverse=options.reverse)(state)
+        return numbered(call, steps, reverse=reverse)(state)
 
     cond = jax.make_jaxpr(lambda steps, state: [state[0] < steps])(steps, [steps, *carry])
     return cond, jax.make_jaxpr(step)(steps, consts, [steps, *carry])

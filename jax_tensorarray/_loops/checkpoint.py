@@ -13,11 +13,10 @@ from jax import lax
 
 from jax_tensorarray._jaxprs.custom_jvp import differentiated_as
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
-from jax_tensorarray._loops.count import count, counter
 from jax_tensorarray._loops.replay import Replay, live_carries
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
-from jax_tensorarray._loops.while_ import WhileOptions, while_
+from jax_tensorarray._loops.while_ import Loop, WhileOptions, count, counter
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.primitive import with_axis
 from jax_tensorarray._ops.read import ta_read
@@ -119,15 +118,9 @@ class Checkpoint(Strategy):
         kept = [ta_write(empty_like(with_axis(jax.typeof(x), slots)), 0, x) for x in [first, *flagged(init, live)]]
         state = [end, first, *kept, *const_cts, *carry_cts]
         types = [*map(jax.typeof, state)]
-        body = jax.make_jaxpr(step)(*map(jax.typeof, [steps, *consts]), *types)
-        outs, _ = while_(
-            [],
-            [steps, *consts],
-            state,
-            cond=jax.make_jaxpr(goes_on)(*types),
-            body=body,
-            options=WhileOptions(min(2 * loop.max_steps + 1, _LIMIT), "the checkpointed loop"),
-        )
+        options = WhileOptions(min(2 * loop.max_steps + 1, _LIMIT), "the checkpointed loop")
+        cond, body = jax.make_jaxpr(goes_on)(*types), jax.make_jaxpr(step)(*map(jax.typeof, [steps, *consts]), *types)
+        outs, _ = Loop([], [steps, *consts], state, cond, body, options).run()
         cts = outs[3 + n :]
         return cts[:c], cts[c:]
 

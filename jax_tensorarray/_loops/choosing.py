@@ -22,13 +22,10 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.custom_jvp import OfCall, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
-from jax_tensorarray._loops import auto
-from jax_tensorarray._loops.as_while import count_as_while, scan_as_while
-from jax_tensorarray._loops.count import CHOICES, CountOptions, Tangents, nonzero_tangents
-from jax_tensorarray._loops.derivatives import replayed_jvp, taped_jvp
+from jax_tensorarray._loops.as_while import scan_as_while
+from jax_tensorarray._loops.derivatives import nonzero_tangents, replayed_jvp, taped_jvp
 from jax_tensorarray._loops.guard import ta_guard_p
-from jax_tensorarray._loops.host import is_on_host
-from jax_tensorarray._loops.linearize import Linearized, linearize
+from jax_tensorarray._loops.linearize import linearize
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.while_ import Loop, WhileOptions
 from jax_tensorarray._ops.empty import ta_empty
@@ -220,25 +217,3 @@ def _logs(body: Any, nonzero: Sequence[bool]) -> bool:
         return bool(jax.eval_shape(log, *body.in_avals))
     except ValueError:  # a step that has no reverse mode
         return False
-
-
-def _count_by_choice(
-    linear: Linearized, operands: Sequence[Array], tangents: Tangents, body: Any, options: CountOptions
-) -> tuple[list[Array], list[Array]] | None:
-    """Return the results of a `ta_count` and their tangents, or None if a tape is best."""
-    if not any(bytes_of([t]) > _gates.LOGGED_BYTES for t in linear.taped) or any(map(is_on_host, body.in_avals)):
-        return None
-    steps, consts, carry = options.split(operands)
-    cond, body = count_as_while(body, options)
-    of_consts, of_carry = [zero_tangent(steps), *tangents.of_consts], [zero_tangent(steps), *tangents.of_carry]
-    nonzero_consts, nonzero_carry = [False, *tangents.nonzero_consts], [False, *tangents.nonzero_carry]
-    better = _better(body, tuple(nonzero_consts), tuple(nonzero_carry), options.max_steps, auto.Auto())
-    if better is None:
-        return None
-    settings = WhileOptions(options.max_steps, "a derivative of a loop", strategy=better, tapes=options.tapes)
-    loop = Loop([steps], [steps, *consts], [steps * 0, *carry], cond, body, settings)
-    outs, _, dots = replayed_jvp(loop, Tangents(of_consts, of_carry, nonzero_consts, nonzero_carry))
-    return outs[1:], dots
-
-
-CHOICES.append(_count_by_choice)

@@ -1,30 +1,83 @@
 """The derivatives of `ta_while`: the tangents are a linear loop of their own, whose trip count is known by then.
 
-So every loop with `max_steps` can be transposed: the loop of the tangents is a `ta_count`, which reads the residuals of
-each step from tapes, or a `ta_replay`, which reconstructs the steps. Without `max_steps` primals and tangents are one
-loop, in forward mode only.
+So every loop with `max_steps` can be transposed: the loop of the tangents is a counted loop, which reads the residuals
+of each step from tapes, or a `ta_replay`, which reconstructs the steps. Without `max_steps` primals and tangents are
+one loop, in forward mode only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.interpreters import ad
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge, partition
+from jax_tensorarray._jaxprs.registry import reached
 from jax_tensorarray._loops import replay, rules
-from jax_tensorarray._loops.count import Tangents, linearized_loop, nonzero_tangents, zero_tangents
-from jax_tensorarray._loops.linearize import linearize
+from jax_tensorarray._loops.as_while import count_as_while
+from jax_tensorarray._loops.auto import Auto
+from jax_tensorarray._loops.host import is_on_host, zeros
+from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.recording import recorded
 from jax_tensorarray._loops.replay import Replay
-from jax_tensorarray._loops.tapes import largest, make, tangent_tapes
-from jax_tensorarray._loops.while_ import Loop, WhileOptions, needs_max_steps, results, ta_while_p, taped
-from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose
+from jax_tensorarray._loops.tapes import avals_of, largest, make, play_back, tangent_tapes
+from jax_tensorarray._loops.while_ import (
+    Loop,
+    WhileOptions,
+    count,
+    counter,
+    needs_max_steps,
+    pruned_for,
+    results,
+    ta_while_p,
+    taped,
+)
+from jax_tensorarray._ops.primitive import is_zero, zero_tangent
+from jax_tensorarray._types import bytes_of
 
 Array = jax.Array
+
+
+class Tangents(NamedTuple):
+    """The tangents of the consts and of the carry of a loop, and which of them become nonzero."""
+
+    of_consts: Sequence[Any]
+    of_carry: Sequence[Any]
+    nonzero_consts: list[bool]
+    nonzero_carry: list[bool]  #: of the tapes too, after any number of steps
+
+    def instantiated(self) -> tuple[list[Array], list[Array]]:
+        """Return the nonzero tangents of the consts and of the carry, as arrays."""
+        operands = self.nonzero_carry[: len(self.of_carry)]
+        carry = [ad.instantiate_zeros(t) for t in flagged(self.of_carry, operands)]
+        return flagged(self.of_consts, self.nonzero_consts), carry
+
+    def after(self, zero: Any) -> "Tangents":
+        """Return the tangents of a loop with one more const and carry, the first ones, whose tangents are `zero`."""
+        consts, carry = [False, *self.nonzero_consts], [False, *self.nonzero_carry]
+        return Tangents([zero, *self.of_consts], [zero, *self.of_carry], consts, carry)
+
+
+def nonzero_tangents(
+    body: Any,
+    of_consts: Sequence[Any],
+    of_carry: Sequence[Any],
+    one_step: Callable[[Any, list[bool]], list[bool]] = reached,
+) -> Tangents:
+    """Find which tangents are nonzero. `one_step` says which outputs of the body have tangents."""
+    consts = [not is_zero(t) for t in of_consts]
+    carry = [not is_zero(t) for t in of_carry]
+    carry += [False] * (len(body.out_avals) - len(carry))  # tapes
+    leading = [False] * (len(body.in_avals) - len(consts) - len(carry))
+    nonzero_carry = jaxprs.after_any_steps(carry, lambda carry: one_step(body, [*leading, *consts, *carry]))
+    return Tangents(of_consts, of_carry, consts, nonzero_carry)
+
+
+def zero_tangents(outs: Sequence[Array]) -> list[Any]:
+    return [zero_tangent(x) for x in outs]
 
 
 def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: Any, options: WhileOptions) -> Any:
@@ -32,7 +85,7 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: 
     _, of_consts, of_carry = options.split(tangents)
     nonzero = nonzero_tangents(body, of_consts, of_carry)
     if not any(nonzero.nonzero_carry):
-        if any(map(_compat.has_callbacks, (cond, body))):
+        if not options.is_counted and any(map(_compat.has_callbacks, (cond, body))):
             # As JAX does: if this is linearized, the effects happen again for the tangents.
             const_dots, _ = nonzero.instantiated()
             body = jaxprs.with_more_consts(
@@ -50,7 +103,7 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: 
     else:
         outs, steps, dots = replayed_jvp(loop, nonzero)
     outs = results(outs, steps)
-    return outs, merge(dots, [*nonzero.nonzero_carry, *[False] * options.counts], zero_tangents(outs))
+    return outs, merge(dots, [*nonzero.nonzero_carry, *[False] * options.returns_steps], zero_tangents(outs))
 
 
 #: The carry after a loop, the number of steps, and the nonzero tangents of the carry.
@@ -59,36 +112,62 @@ _Results = tuple[list[Array], Any, list[Array]]
 
 def taped_jvp(loop: Loop, tangents: Tangents) -> _Results:
     """Run two loops. The second is linear in the tangents, so every loop can be transposed."""
-    body, options, tapes, strategy = loop.body, loop.options, loop.options.tapes, loop.options.strategy
-    max_steps: int = options.max_steps  # type: ignore[assignment]
+    body, options = loop.body, loop.options
     linear = linearize(body, tangents.nonzero_consts, tangents.nonzero_carry)
-    better = strategy.instead_of(linear, body, max_steps)
+    better = _better_than_taped(loop, linear, tangents)
     if better is not None:
-        return replayed_jvp(loop._replace(options=replace(options, strategy=better)), tangents)
-    outs, steps, _, tapes_made = recorded(loop, linear.jaxpr, linear.num_outs, linear.steps, offload=strategy.offload)
-    dots = linearized_loop(
-        linear,
-        loop.body_consts,
-        tapes_made,
-        largest(steps),
-        tangents,
-        max_steps=max_steps,
-        reverse=False,
-        tapes=tapes,
-    )
+        return better
+    # The derivative of a loop that reads or writes tapes on the host has its own tape there.
+    offload = options.strategy.offload or (options.is_counted and any(map(is_on_host, body.in_avals)))
+    outs, steps, taken, tapes = recorded(loop, linear.jaxpr, linear.num_outs, linear.steps, offload=offload)
+    dots = _linearized_loop(linear, loop, tapes, largest(taken if steps is None else steps), tangents)
     return outs, steps, dots
+
+
+def _better_than_taped(loop: Loop, linear: Linearized, tangents: Tangents) -> _Results | None:
+    """Return what `taped_jvp` returns, by a strategy that is better than a tape; None if there is none."""
+    is_counted, strategy = loop.options.is_counted, loop.options.strategy
+    if is_counted:
+        is_large = any(bytes_of([t]) > _gates.LOGGED_BYTES for t in linear.taped)
+        if not is_large or any(map(is_on_host, loop.body.in_avals)):
+            return None
+        loop, tangents, strategy = count_as_while(loop), tangents.after(zero_tangent(loop.cond_consts[0])), Auto()
+        linear = linearize(loop.body, tangents.nonzero_consts, tangents.nonzero_carry)
+    better = strategy.instead_of(linear, loop.body, loop.options.room)
+    if better is None:
+        return None
+    outs, steps, dots = replayed_jvp(loop._replace(options=replace(loop.options, strategy=better)), tangents)
+    return (outs[1:], None, dots) if is_counted else (outs, steps, dots)
+
+
+def _linearized_loop(
+    linear: Linearized, loop: Loop, recorded: Sequence[Array], steps: Array, tangents: Tangents
+) -> list[Array]:
+    """Return the tangents of the carry after all steps, from the tapes that the loop has recorded."""
+    options, shared = loop.options, jaxprs.function(linear.shared)(*loop.body_consts)
+    const_tangents, carry_tangents = tangents.instantiated()
+    new = tangent_tapes(options.tapes, tangents.nonzero_carry[len(tangents.of_carry) :])
+
+    def step(k: Array, *rest: Array) -> list[Array]:
+        recorded, rest = rest[: len(linear.taped)], rest[len(linear.taped) :]
+        shared_here, dots = rest[: len(shared)], rest[len(shared) :]
+        return linear.tangents(play_back(recorded, k, linear.steps, linear.taped), shared_here, dots)
+
+    operands = [*recorded, *shared, *const_tangents]
+    types = [*map(jax.typeof, [*operands, *carry_tangents]), *avals_of(new)]
+    body = jax.make_jaxpr(step)(counter(steps), *types)
+    return count(steps, operands, carry_tangents, body=body, max_steps=options.room, reverse=options.reverse, tapes=new)
 
 
 def replayed_jvp(loop: Loop, tangents: Tangents) -> _Results:
     """Run a loop without a tape; its derivative replays the steps."""
     options, nonzero = loop.options, (*tangents.nonzero_consts, *tangents.nonzero_carry)
-    max_steps: int = options.max_steps  # type: ignore[assignment]
     const_dots, carry_dots = tangents.instantiated()
     if options.tapes:  # these have been recorded for another derivative
         n, tapes, options = len(loop.carry), options.tapes, replace(options, tapes=())
         loop = loop._replace(carry=[*loop.carry, *make(tapes)], options=options)
         carry_dots += make(tangent_tapes(tapes, tangents.nonzero_carry[n:]))
-    again = Replay(loop.body, options.batch_dims, len(loop.body_consts), nonzero, max_steps)
+    again = Replay(loop.body, options.batch_dims, len(loop.body_consts), nonzero, options.room)
     outs, steps, extra, strategy = options.strategy.forward(loop._replace(body=again.primal), again)
     operands = [steps, *loop.body_consts, *loop.carry, *extra, *const_dots, *carry_dots]
     dots = replay.bind(operands, again, strategy)
@@ -121,6 +200,8 @@ def _unchanged(body: Any, num_carry: int) -> list[bool]:
 
 def _transpose(cts: Sequence[Any], *operands: Any, cond: Any, body: Any, options: WhileOptions) -> Any:
     """Transpose a loop that is linear in some operands. Derivatives of a loop with max_steps are other loops."""
+    if options.is_counted:
+        return _transpose_of_count(cts, options, operands, body)
     linear = [ad.is_undefined_primal(x) for x in operands]
     if not taped(options.max_steps):
         raise needs_max_steps(options)
@@ -135,5 +216,30 @@ def _transpose(cts: Sequence[Any], *operands: Any, cond: Any, body: Any, options
     return merge(pull(flagged(cts, given)), linear, [None] * len(operands))
 
 
-rules.differentiate(ta_while_p, _jvp)
-ad.primitive_transposes[ta_while_p] = nonzero_transpose(_transpose)
+def _transpose_of_count(cts: Sequence[Any], options: WhileOptions, operands: Sequence[Any], body: Any) -> list[Any]:
+    (steps,), consts, _ = options.split(operands)
+    # A known carry is zeros: its tangent came into the loop by another way. All carries are linear.
+    _, linear_consts, linear_carry = options.split([ad.is_undefined_primal(x) for x in operands])
+    linear, known = partition(consts, linear_consts)
+    types = [x.aval for x in linear]
+    call, m = jaxprs.function(body), len(linear)
+
+    def step(k: Array, *rest: Array) -> list[Array]:
+        known_here, ct = rest[: len(known)], rest[len(known) :]
+
+        # A const that is returned too has a transpose that starts from its running cotangent: reads add in place.
+        def forward(consts: list[Array], carry: list[Array]) -> Any:
+            others = iter(known_here)
+            return consts, call(k, *merge(consts, linear_consts, [x or next(others) for x in linear_consts]), *carry)
+
+        const_cts, carry_cts = jax.linear_transpose(forward, types, body.out_avals)((list(ct[:m]), list(ct[m:])))
+        return [*const_cts, *carry_cts]
+
+    start = [*map(zeros, types), *(zeros(ct.aval) if is_zero(ct) else ct for ct in cts)]
+    transposed = jax.make_jaxpr(step)(counter(steps), *map(jax.typeof, known), *map(jax.typeof, start))
+    outs = count(steps, known, start, body=transposed, max_steps=options.room, reverse=not options.reverse)
+    carry_cts = [ct if is_linear else None for ct, is_linear in zip(outs[m:], linear_carry, strict=False)]  # not tapes
+    return [None, *merge(outs[:m], linear_consts, [None] * len(consts)), *carry_cts]
+
+
+rules.differentiate(ta_while_p, pruned_for, _jvp, _transpose)

@@ -18,7 +18,7 @@ from jax_tensorarray import _compat, _contexts
 from jax_tensorarray._jaxprs import jaxprs, refs
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy
-from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, WhileOptions, copied, counting, while_
+from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, Loop, WhileOptions, copied, steps_dtype
 from jax_tensorarray._ops.primitive import varying_over
 from jax_tensorarray._types import Equation
 
@@ -155,9 +155,9 @@ def bind_loop(
         leaves = [known[v] for v in _compat.opened(jaxpr).outvars]
         kept, body, consts = strategy.prepare(body, operands[a:b], jax.tree.structure(shape), leaves, source)
         with here():
-            most, counts = None if max_steps is None else int(max_steps), return_steps or max_steps is not None
-            options = WhileOptions(most, source, strategy=kept, counts=counts, bound=bound, error=error)
-            outs, taken = while_(operands[:a], consts, operands[b:], cond=cond, body=body, options=options)
+            most, returns_steps = None if max_steps is None else int(max_steps), return_steps or max_steps is not None
+            options = WhileOptions(most, source, strategy=kept, returns_steps=returns_steps, bound=bound, error=error)
+            outs, taken = Loop(operands[:a], consts, operands[b:], cond, body, options).run()
         if return_steps:
             (more,) = jaxprs.function(cond)(*map(copied, operands[:a]), *outs)
             end.append(Steps(taken, more))
@@ -217,5 +217,5 @@ def in_python(cond_fun: Any, body_fun: Any, carry: Any, max_steps: int | None, r
         raise ValueError(error)
     if not return_steps:
         return carry
-    dtype = counting(max_steps)
+    dtype = steps_dtype(max_steps)
     return carry, Steps(jnp.asarray(min(taken, jnp.iinfo(dtype).max), dtype), jnp.asarray(more))

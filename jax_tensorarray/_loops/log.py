@@ -26,12 +26,11 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.custom_jvp import ta_custom_jvp_p
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
-from jax_tensorarray._loops.count import count, counter, ta_count_p
 from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._loops.recording import recorded
 from jax_tensorarray._loops.strategy import Tape
-from jax_tensorarray._loops.tapes import avals_of, largest, play_back, record, tapes_for
-from jax_tensorarray._loops.while_ import Loop, results, ta_while_p, taped
+from jax_tensorarray._loops.tapes import largest, play_back
+from jax_tensorarray._loops.while_ import Loop, count, counter, results, ta_while_p, taped
 from jax_tensorarray._ops.primitive import once_checked, updates_rows
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import positions_of
@@ -147,8 +146,6 @@ class Log:
             return self.straight(entry, eqn, operands, held)
         if p is jax_primitives.scan_p:
             return self.scan(eqn, operands, held)
-        if p is ta_count_p:
-            return self.count(eqn, operands, held)
         if p is ta_while_p and taped(eqn.params["options"].max_steps):
             return self.while_(eqn, operands, held)
         return None
@@ -203,38 +200,6 @@ class Log:
         n = len(outs) - followed.num_rows
         return self.after_loop(followed, of_carry, outs[:n], outs[n:], [], put_back)
 
-    def count(self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
-        body, options = eqn.params["body"], eqn.params["options"]
-        steps, consts, carry = options.split(operands)
-        _, _, of_carry = options.split(held)
-        if not any(of_carry):
-            return None
-        inputs = len(body.in_avals)
-        followed = _Followed(body, 1 + len(consts), of_carry)
-        if not followed.num_rows:
-            return self.unchanged_loop(followed, of_carry, eqn, operands)
-
-        def step(*args: Array) -> list[Array]:
-            outs = followed.body(body, *args[:inputs])
-            n = len(outs) - followed.num_rows
-            return [*outs[:n], *record(args[inputs:], args[0], outs[n:])]
-
-        tapes = tapes_for(followed.types, options.max_steps)
-        more = jax.make_jaxpr(step)(*body.in_avals, *avals_of(tapes))
-        with eqn.ctx.manager:
-            outs = count(
-                steps,
-                consts,
-                carry,
-                body=more,
-                max_steps=options.max_steps,
-                reverse=options.reverse,
-                tapes=[*options.tapes, *tapes],
-            )
-        n = len(outs) - followed.num_rows
-        put_back = followed.back_by_tapes(options.max_steps, not options.reverse)
-        return self.after_loop(followed, of_carry, outs[:n], outs[n:], [steps], put_back)
-
     def while_(self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
         cond, body, options = (eqn.params[name] for name in ("cond", "body", "options"))
         _, _, of_carry = options.split(held)
@@ -250,7 +215,7 @@ class Log:
         with eqn.ctx.manager:
             more = jax.make_jaxpr(functools.partial(followed.body, body))(*body.in_avals)
             outs, steps, taken, tapes = recorded(loop, more, len(body.out_avals))
-        put_back = followed.back_by_tapes(options.max_steps, True)
+        put_back = followed.back_by_tapes(options.max_steps, not options.reverse)
         found = self.after_loop(followed, of_carry, outs, tapes, [taken], put_back)
         return [*found, *((x, None) for x in results([], steps))]
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.tapes import avals_of, record, tapes_for
-from jax_tensorarray._loops.while_ import Loop, counting
+from jax_tensorarray._loops.while_ import Loop, steps_dtype
 
 Array = jax.Array
 
@@ -19,31 +19,34 @@ def recorded(
 ) -> tuple[list[Array], Any, Array, list[Array]]:
     """Run a loop with `body`, which returns, after its results, the values to be recorded.
 
-    `steps` is as for `record`. Return the results, the number of steps if the loop counts them, how often the body
+    `steps` is as for `record`. Return the results, the number of steps if the loop returns it, how often the body
     was run, and the tapes.
     """
     cond, options, tapes, n = loop.cond, loop.options, loop.options.tapes, len(loop.carry)
-    max_steps: int = options.max_steps  # type: ignore[assignment]
-    call, predicate, inputs = jaxprs.function(body), jaxprs.function(cond), len(body.in_avals)
-    before = inputs - len(tapes)  # the counter comes between the carry and the tapes
+    # A counted loop knows the number of its step. Another one carries it, between its own carry and the tapes.
+    start = [] if options.is_counted else [jnp.zeros((), steps_dtype(options.max_steps))]
+    call, inputs, more = jaxprs.function(body), len(body.in_avals), len(start)
+    before = inputs - len(tapes)
+
+    def step(*args: Array) -> list[Array]:
+        k, rest = args[0] if options.is_counted else args[before], args[before + more :]
+        outs = call(*args[:before], *rest[: len(tapes)])
+        new = record(rest[len(tapes) :], k, outs[num_outs:], steps)
+        return [*outs[:n], *(k + 1 for _ in start), *outs[n:num_outs], *new]
 
     def goes_on(*args: Array) -> list[Array]:
         k = len(loop.cond_consts) + n
-        return predicate(*args[:k], *args[k + 1 : k + 1 + len(tapes)])
+        return jaxprs.function(cond)(*args[:k], *args[k + more : k + more + len(tapes)])
 
-    def step(*args: Array) -> list[Array]:
-        k, old = args[before], [*args[:before], *args[before + 1 : inputs + 1]]
-        outs = call(*old)
-        new = record(args[inputs + 1 :], k, outs[num_outs:], steps)
-        return [*outs[:n], k + 1, *outs[n:num_outs], *new]
-
-    start = jnp.zeros((), counting(max_steps))
-    new = tapes_for(list(body.out_avals)[num_outs:], max_steps, offload)
-    types, cond_types = [jax.typeof(start), *avals_of([*tapes, *new])], list(cond.in_avals)
-    outs, taken = loop._replace(
-        carry=[*loop.carry, start],
-        cond=jax.make_jaxpr(goes_on)(*cond_types[: len(cond_types) - len(tapes)], *types),
+    new = tapes_for(list(body.out_avals)[num_outs:], options.room, offload)
+    types = [*map(jax.typeof, start), *avals_of([*tapes, *new])]
+    if not options.is_counted:
+        cond = jax.make_jaxpr(goes_on)(*cond.in_avals[: len(loop.cond_consts) + n], *types)
+    outs, counted = loop._replace(
+        carry=[*loop.carry, *start],
+        cond=cond,
         body=jax.make_jaxpr(step)(*body.in_avals[:before], *types),
         options=replace(options, tapes=(*tapes, *new)),
     ).run()
-    return [*outs[:n], *outs[n + 1 : num_outs + 1]], taken, outs[n], outs[num_outs + 1 :]
+    taken = loop.cond_consts[0] if options.is_counted else outs[n]
+    return [*outs[:n], *outs[n + more : num_outs + more]], counted, taken, outs[num_outs + more :]

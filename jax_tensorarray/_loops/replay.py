@@ -20,11 +20,11 @@ from jax_tensorarray._jaxprs.axis import Axis
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops import masking, rules
-from jax_tensorarray._loops.count import count, counter
 from jax_tensorarray._loops.linearize import linearize
 from jax_tensorarray._loops.rules import Pruned, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
+from jax_tensorarray._loops.while_ import count, counter
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.part import ta_write_part_p
 from jax_tensorarray._ops.primitive import ROW_OPS, is_zero

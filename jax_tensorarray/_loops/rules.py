@@ -102,8 +102,9 @@ def register(
         bodies: the entry of the registry, from the parameters.
         pruned_for: see `PrunedFor`. Dead code elimination uses it, and so does the transpose.
         batch: see `batching_rule`.
-        jvp: the derivative, from primals and tangents. `differentiate` adds it if it is in another module.
-        transpose: the transpose, from the cotangents and operands that `pruned_for` leaves.
+        jvp: the derivative, from primals and tangents.
+        transpose: the transpose, from the cotangents and operands that `pruned_for` leaves. `differentiate` adds these
+            two if they are in another module.
         run_checked: what `checkify` checks instead of `run`.
         known_part: see `_partial_eval_in_checkpoint`. By default, no part is known.
         tapes: maps an equation to the tapes among its results and the number of their steps: see `linearize`.
@@ -119,11 +120,8 @@ def register(
     rule = _faults.named(batching_rule(primitive, batch), f"jax.vmap of a {_name(primitive)}")
     batching.fancy_primitive_batchers[primitive] = rule
     registry.ENTRIES[primitive.name] = registry.Entry("rules" if mask is None else "loop", bodies)
-    if jvp is not None:
-        differentiate(primitive, jvp)
-    if transpose is not None:
-        of_pruned = _transpose(_transpose_of_pruned(pruned_for, transpose), primitive)
-        ad.primitive_transposes[primitive] = _faults.named(of_pruned, f"the gradient of a {_name(primitive)}")
+    if jvp is not None and transpose is not None:
+        differentiate(primitive, pruned_for, jvp, transpose)
     if tapes is not None:
         linearize.TAPES[primitive] = tapes
     if mask is not None:
@@ -133,9 +131,13 @@ def register(
         masking.LOOPS[primitive.name] = mask
 
 
-def differentiate(primitive: Primitive, jvp: Callable[..., Any]) -> None:
-    """Register the derivative of a loop. Its traces are kept as long as the body."""
+def differentiate(
+    primitive: Primitive, pruned_for: PrunedFor, jvp: Callable[..., Any], transpose: Callable[..., Any]
+) -> None:
+    """Register the derivative and the transpose of a loop. Their traces are kept as long as the body."""
     ad.primitive_jvps[primitive] = _faults.named(_jvp(jvp, primitive), f"the derivative of a {_name(primitive)}")
+    of_pruned = _transpose(_transpose_of_pruned(pruned_for, transpose), primitive)
+    ad.primitive_transposes[primitive] = _faults.named(of_pruned, f"the gradient of a {_name(primitive)}")
 
 
 def _name(primitive: Primitive) -> str:

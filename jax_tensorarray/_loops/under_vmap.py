@@ -17,7 +17,7 @@ from jax_tensorarray import _compat, _faults
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._loops import masking, rules
-from jax_tensorarray._loops.while_ import of_jax, while_
+from jax_tensorarray._loops.while_ import Loop, of_jax
 from jax_tensorarray._ops.primitive import no_mask_reaches
 
 Array = jax.Array
@@ -34,7 +34,7 @@ def _while(axis: Axis, args: Sequence[Array], batched: Sequence[bool], **params:
     ours = of_jax(params, "a lax.while_loop under jax.vmap")
 
     def loop(*args: Array) -> list[Array]:
-        return while_(*ours["options"].split(args), **ours)[0]
+        return Loop(*ours["options"].split(args), **ours).bind()
 
     return axis.vmap(loop, axes(batched), 0)(*args), [True] * len(params["body_jaxpr"].out_avals)
 

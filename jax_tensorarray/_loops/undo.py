@@ -449,7 +449,7 @@ def work(eqn: Equation) -> float:
     name, params = eqn.primitive.name, eqn.params
     inner = list(jaxprs.jaxprs_in(params))
     if inner:
-        times = params["options"].max_steps if name in ("ta_while", "ta_count") else params.get("length", 1)
+        times = params["options"].max_steps if name == "ta_while" else params.get("length", 1)
         if name in ("while", "ta_replay") or times is None:
             return math.inf
         return times * sum(work(e) for jaxpr in inner for e in jaxpr.eqns)

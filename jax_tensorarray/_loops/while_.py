@@ -1,4 +1,8 @@
-"""`ta_while`: a loop whose trip count depends on data. It counts its steps, so its derivatives are counted loops."""
+"""`ta_while`: the loop of this library. Its trip count depends on data, or is an operand: a counted loop.
+
+A user's loop goes on while a condition is true, and counts its steps. Its derivatives are counted loops: the trip count
+is known by then. So they can be transposed.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, Var
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
@@ -16,9 +20,10 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import linearize, masking, rules
+from jax_tensorarray._loops.host import ta_host_read, ta_host_read_p
 from jax_tensorarray._loops.rules import Pruned, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy, Tape
-from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
+from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, largest, make
 from jax_tensorarray._ops.calls import TEXT
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.fence import after_check
@@ -27,14 +32,17 @@ from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
-# Operands: *cond_consts, *body_consts, *carry. Results: *carry and, if the loop `counts`, steps. `cond` maps
+# Operands: *cond_consts, *body_consts, *carry. Results: *carry and, if the loop `returns_steps`, steps. `cond` maps
 # *cond_consts, *carry to a bool, and `body` *body_consts, *carry to *carry. The last carries may be `tapes`, which are
 # no operands.
+#
+# A counted loop has no `cond`. Its only cond_const is the number of steps, of which there are at most `max_steps`. The
+# body takes first the number of its step, k = 0, 1, ..., steps - 1 or, with `reverse`, k = steps - 1, ..., 0.
 #
 # Under vmap every example may have its own end. Then the predicate is batched: the results of `cond` and the steps have
 # an element for each example, the body takes first which examples are active, and the loop goes on while any is.
 #
-# Steps are counted as `counting` says, and a count that its dtype cannot hold stays at the largest that it can.
+# Steps are counted as `steps_dtype` says, and a count that its dtype cannot hold stays at the largest that it can.
 ta_while_p = Primitive("ta_while")
 
 
@@ -61,9 +69,11 @@ class WhileOptions:
     batch_dims: int = 0  #: how many batch axes the predicate has
     strategy: Strategy = field(default_factory=Tape)  #: what reverse mode keeps
     tapes: tuple[TapeType, ...] = ()
-    counts: bool = True  #: whether the number of steps is a result
+    returns_steps: bool = True  #: whether the number of steps is a result
     error: str = ""  #: the error of a loop that needs more than `max_steps` steps; if empty, the loop just ends there
     bound: Bound = OF_WHILE_LOOP
+    is_counted: bool = False  #: whether it takes a given number of steps
+    reverse: bool = False  #: whether a counted loop begins with the last step
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Split what belongs to operands: to consts of the condition, consts of the body, the carry without tapes."""
@@ -71,13 +81,19 @@ class WhileOptions:
         return list(operands[: self.cond_nconsts]), list(operands[self.cond_nconsts : n]), list(operands[n:])
 
     @property
+    def room(self) -> int:
+        """The number of steps that tapes have room for, in a loop that is `taped`."""
+        assert self.max_steps is not None
+        return self.max_steps
+
+    @property
     def leading(self) -> list[bool]:
         """Flags of the inputs of the body before its consts: they have no tangents, batch axes or dependences."""
-        return [False] * (self.batch_dims > 0)
+        return [False] * (self.is_counted or self.batch_dims > 0)
 
 
 class Loop(NamedTuple):
-    """A `ta_while` with its operands."""
+    """A `ta_while` with its operands. A counted loop has None for `cond`."""
 
     cond_consts: Sequence[Array]
     body_consts: Sequence[Array]
@@ -87,33 +103,47 @@ class Loop(NamedTuple):
     options: WhileOptions
 
     def run(self) -> tuple[list[Array], Any]:
-        """Return the carry after the loop, and the number of steps taken, or None if it is not counted."""
+        """Return the carry after the loop, and the number of steps taken, or None if it does not return it."""
+        outs = self.bind()
+        return (outs[:-1], outs[-1]) if self.options.returns_steps else (outs, None)
+
+    def bind(self) -> list[Array]:
+        """Return the results of the primitive."""
         operands = [*self.cond_consts, *self.body_consts, *self.carry]
         options = replace(self.options, cond_nconsts=len(self.cond_consts), body_nconsts=len(self.body_consts))
         # Derivatives of refs cannot be recorded: a loop that holds refs is JAX's own.
         bind = ta_while_p.bind if all(isinstance(jax.typeof(x), ShapedArray) for x in operands) else _run
-        outs = bind(*operands, cond=self.cond, body=self.body, options=options)
-        return (outs[:-1], outs[-1]) if options.counts else (outs, None)
+        outs: list[Array] = bind(*operands, cond=self.cond, body=self.body, options=options)
+        return outs
 
 
-def while_(
-    cond_consts: Sequence[Array],
-    body_consts: Sequence[Array],
+def count(
+    steps: Array,
+    consts: Sequence[Array],
     carry: Sequence[Array],
     *,
-    cond: Any,
     body: Any,
-    options: WhileOptions,
-) -> tuple[list[Array], Any]:
-    """Run the loop. Return the carry after it, and the number of steps taken, or None if it is not counted."""
-    return Loop(cond_consts, body_consts, carry, cond, body, options).run()
+    max_steps: int,
+    reverse: bool,
+    tapes: Sequence[TapeType] = (),
+) -> list[Array]:
+    """Run a counted loop, whose body maps k, *consts, *carry to *carry. Return the carry after it."""
+    options = WhileOptions(
+        max_steps, "a derivative of a loop", tapes=tuple(tapes), returns_steps=False, is_counted=True, reverse=reverse
+    )
+    return Loop([steps], consts, carry, None, body, options).bind()
+
+
+def counter(steps: Array) -> Any:
+    """Return the type of the number of a step of a counted loop."""
+    return jax.typeof(steps).update(weak_type=False)
 
 
 def results(outs: list[Array], steps: Any) -> list[Array]:
     return outs if steps is None else [*outs, steps]
 
 
-def counting(max_steps: int | None) -> Any:
+def steps_dtype(max_steps: int | None) -> Any:
     """Return the dtype in which steps are counted: int32 if it can hold `max_steps`, else the widest that JAX has."""
     narrow = max_steps is not None and max_steps <= jnp.iinfo(jnp.int32).max
     return jnp.dtype(jnp.int32) if narrow else jax.dtypes.canonicalize_dtype(jnp.int64)
@@ -121,17 +151,17 @@ def counting(max_steps: int | None) -> Any:
 
 def bounded(max_steps: int | None) -> bool:
     """Return whether there is a `max_steps` that the loop can count to."""
-    return max_steps is not None and max_steps <= jnp.iinfo(counting(max_steps)).max
+    return max_steps is not None and max_steps <= jnp.iinfo(steps_dtype(max_steps)).max
 
 
 def taped(max_steps: int | None) -> bool:
     """Return whether there is a `max_steps` for which a tape may have room."""
-    return bounded(max_steps) and counting(max_steps) != jnp.int64
+    return bounded(max_steps) and steps_dtype(max_steps) != jnp.int64
 
 
 def needs_max_steps(options: WhileOptions) -> ValueError:
     max_steps, bound = options.max_steps, options.bound
-    few = "" if max_steps is None else f" of at most {jnp.iinfo(counting(0)).max}, not {max_steps}"
+    few = "" if max_steps is None else f" of at most {jnp.iinfo(steps_dtype(0)).max}, not {max_steps}"
     return ValueError(
         f"the loop at {options.source} is differentiated in reverse, so it needs {bound.name}{few}, the largest number "
         f"of steps it may take: {bound.loop}{bound.name}=...). Memory is only used for the steps taken. (jax.jvp and "
@@ -142,15 +172,19 @@ def needs_max_steps(options: WhileOptions) -> ValueError:
 def _abstract_eval(*avals: Any, cond: Any, body: Any, options: WhileOptions) -> Any:
     if options.error:  # it becomes a check, which is an op
         _compat.first_use()
+    if options.is_counted:
+        return [a.update(weak_type=False) if hasattr(a, "weak_type") else a for a in body.out_avals], body.effects
     (active,) = cond.out_avals
-    steps = type_like(active, active.shape, range(active.ndim), counting(options.max_steps))
-    return [*body.out_avals, *([steps] if options.counts else [])], {*cond.effects, *body.effects}
+    steps = type_like(active, active.shape, range(active.ndim), steps_dtype(options.max_steps))
+    return [*body.out_avals, *([steps] if options.returns_steps else [])], {*cond.effects, *body.effects}
 
 
 def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
     cond_consts, body_consts, carry = options.split(operands)
-    max_steps, counts, pred_batched = options.max_steps, options.counts, options.batch_dims > 0
+    max_steps, returns_steps, pred_batched = options.max_steps, options.returns_steps, options.batch_dims > 0
     carry = [*carry, *make(options.tapes)]
+    if options.is_counted:
+        return _run_counted(cond_consts[0], body_consts, carry, body, options.reverse)
     predicate, call = jaxprs.function(cond), jaxprs.function(body)
     if pred_batched and not jax.sharding.get_abstract_mesh().empty:
         carry = list(_varying_as_predicate(predicate, cond_consts, carry))
@@ -159,7 +193,7 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
         (active,) = predicate(*cond_consts, *carry)
         return active
 
-    if not counts and (not pred_batched or _is_evaluated_twice(cond)):  # JAX's own loop does the same
+    if not returns_steps and (not pred_batched or _is_evaluated_twice(cond)):  # JAX's own loop does the same
 
         def step_of_all(carry: Sequence[Array]) -> list[Array]:
             return call(*([goes_on(carry)] if pred_batched else []), *body_consts, *carry)
@@ -167,7 +201,7 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
         return lax.while_loop(
             lambda carry: jnp.any(goes_on(carry)) if pred_batched else goes_on(carry), step_of_all, carry
         )
-    dtype, limit = counting(max_steps), max_steps if bounded(max_steps) else None
+    dtype, limit = steps_dtype(max_steps), max_steps if bounded(max_steps) else None
 
     def more(k: Array, carry: Sequence[Array]) -> Array:
         return goes_on(carry) if limit is None else goes_on(carry) & (k < limit)
@@ -203,7 +237,46 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
         number = len(outs) - len(options.tapes)
         taken, *checked = unless_cut(error, active, [taken, *outs[:number]])
         outs = [*checked, *outs[number:]]  # tapes are read as far as the loop has taken steps, and not otherwise
-    return [*outs, taken] if counts else outs
+    return [*outs, taken] if returns_steps else outs
+
+
+def _run_counted(steps: Array, consts: Sequence[Array], carry: Sequence[Array], body: Any, reverse: bool) -> Any:
+    fetched = _reads_of_host(body, len(consts))
+
+    def number(n: Array) -> Array:
+        return steps - 1 - n if reverse else n
+
+    def fetch(n: Array) -> list[Array]:
+        # After the last step this fetches the row of another step, which is not used.
+        return [ta_host_read(consts[place], number(n), **params) for place, params in fetched.values()]
+
+    def step(state: Any) -> Any:
+        n, rows, carry = state
+        here = dict(zip(fetched, rows, strict=True))
+
+        def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
+            return [here[eqn.outvars[0]]] if eqn.outvars and eqn.outvars[0] in here else jaxprs.bind(eqn, operands)
+
+        args = [number(n), *consts, *carry]
+        outs = jaxprs.interpret(body, args, equation) if fetched else jaxprs.function(body)(*args)
+        return n + 1, fetch(n + 1), outs
+
+    start = steps * 0  # of the type of `steps`, which may differ from device to device
+    return lax.while_loop(lambda state: state[0] < steps, step, (start, fetch(start), carry))[2]
+
+
+def _reads_of_host(body: Any, num_consts: int) -> dict[Any, tuple[int, dict[str, Any]]]:
+    """Map each row that a body reads from a tape on the host to the number of the tape's const and the parameters.
+
+    The rows are sent one step before they are needed.
+    """
+    inner = _compat.opened(body)
+    step, *consts = inner.invars[: 1 + num_consts]
+    return {
+        eqn.outvars[0]: (consts.index(eqn.invars[0]), eqn.params)
+        for eqn in inner.eqns
+        if eqn.primitive is ta_host_read_p and eqn.invars[0] in consts and eqn.invars[1] is step
+    }
 
 
 def copied(x: Any) -> Any:
@@ -253,6 +326,10 @@ def _is_evaluated_twice(cond: Any) -> bool:
 # transpose, but perhaps none is needed. As for JAX's own loop, the known results come from a loop of the known carries.
 
 
+def _effects(cond: Any, body: Any) -> set[Any]:
+    return {*(() if cond is None else cond.effects), *body.effects}
+
+
 def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> Pruned:
     """Return the loop of the carries flagged in `carry`, which has the tapes last, and of the consts in `operands`."""
     cond_consts, consts, _ = options.split(operands)
@@ -260,13 +337,16 @@ def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any,
     tapes = tuple(flagged(options.tapes, carry[n:]))
     fewer = replace(options, cond_nconsts=sum(cond_consts), body_nconsts=sum(consts), tapes=tapes)
     params = {"cond": cond, "body": body, "options": fewer}
-    results = [*carry, *[True] * options.counts]
-    return Pruned([*cond_consts, *consts, *carry[:n]], results, params, {*cond.effects, *body.effects})
+    results = [*carry, *[True] * options.returns_steps]
+    return Pruned([*cond_consts, *consts, *carry[:n]], results, params, _effects(cond, body))
 
 
 def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> Pruned | None:
-    """Return the loop of what does not depend on unknown operands; None if its end does, or if it keeps no tape."""
-    if not options.strategy.tapes:  # it refers to all of the carry
+    """Return the loop of what does not depend on unknown operands; None if its end does, or if it keeps no tape.
+
+    A counted loop is not split. Its tangents are a loop of their own.
+    """
+    if options.is_counted or not options.strategy.tapes:  # a strategy without a tape refers to all of the carry
         return None
     cond_consts, consts, carry = options.split(unknown)
     consts, carry = [*options.leading, *consts], [*carry, *[False] * len(options.tapes)]
@@ -294,17 +374,18 @@ def _known_equation(unknown: Sequence[bool], eqn: Equation) -> tuple[Any, list[b
     return None if known is None else (known.equation(eqn), known.results)
 
 
-def _pruned_for(used: Sequence[bool], num_operands: int, cond: Any, body: Any, options: WhileOptions) -> Pruned:
-    """Return the loop of the carries that the flagged results depend on, and its end. All of it if it keeps no tape."""
+def pruned_for(used: Sequence[bool], num_operands: int, cond: Any, body: Any, options: WhileOptions) -> Pruned:
+    """Return the loop of the carries that the flagged results and the end depend on. All of it if it keeps no tape."""
     if not options.strategy.tapes:
         params = {"cond": cond, "body": body, "options": options}
-        return Pruned([True] * num_operands, [True] * len(used), params, {*cond.effects, *body.effects})
-    a, m, first = options.cond_nconsts, options.body_nconsts, len(options.leading)
-    _, read = jaxprs.part_of(cond, (True,))
-    live = jaxprs.read_for(body, [x or y for x, y in zip(used[: len(read) - a], read[a:], strict=True)])
+        return Pruned([True] * num_operands, [True] * len(used), params, _effects(cond, body))
+    a, m, first, num_carry = options.cond_nconsts, options.body_nconsts, len(options.leading), len(body.out_avals)
+    read = [True, *[False] * num_carry] if options.is_counted else jaxprs.part_of(cond, (True,))[1]
+    live = jaxprs.read_for(body, [x or y for x, y in zip(used[:num_carry], read[a:], strict=True)])
     consts, carry = live[first : first + m], live[first + m :]
     operands = [*read[:a], *consts, *carry[: len(carry) - len(options.tapes)]]
-    cond, _ = jaxprs.part_of(cond, (True,), (*read[:a], *carry))
+    if not options.is_counted:
+        cond, _ = jaxprs.part_of(cond, (True,), (*read[:a], *carry))
     body, _ = jaxprs.part_of(body, tuple(carry), (*[True] * first, *consts, *carry))
     return _part(operands, carry, cond, body, options)
 
@@ -314,12 +395,17 @@ def _batch(
 ) -> Any:
     cond_consts, consts, carry = options.split(args)
     cond_consts_batched, consts_batched, init_batched = options.split(batched)
+    ends_differ = options.is_counted and cond_consts_batched[0]
+    if ends_differ:
+        (steps,) = cond_consts
+        body = _ending_by_itself(body, [*consts_batched, *[True] * len(body.out_avals)])
+        cond_consts, consts, consts_batched = [largest(steps)], [steps, *consts], [True, *consts_batched]
     init_batched += [False] * len(options.tapes)
     of_consts = [*options.leading, *consts_batched]
     carry_batched = jaxprs.after_any_steps(init_batched, lambda carry: axis.batched_outputs(body, [*of_consts, *carry]))
-    if options.strategy.batches_all:
+    if ends_differ or options.strategy.batches_all:
         carry_batched = [True] * len(carry_batched)
-    (pred_batched,) = axis.batched_outputs(cond, [*cond_consts_batched, *carry_batched])
+    pred_batched = cond is not None and axis.batched_outputs(cond, [*cond_consts_batched, *carry_batched])[0]
     if pred_batched:
         _check_effects(cond, body)
         carry_batched = [True] * len(carry_batched)
@@ -329,11 +415,28 @@ def _batch(
     options = replace(options, batch_dims=options.batch_dims + pred_batched, tapes=tapes, strategy=strategy)
     types = [*map(jax.typeof, [*consts, *carry]), *avals_of(tapes)]
     body = masking.batched_body(axis, body, pred_batched, consts_batched, carry_batched, types)
-    of_cond = axes([*cond_consts_batched, *carry_batched])
-    predicate = axis.vmap(jaxprs.function(cond), of_cond, 0 if pred_batched else None)
-    cond = jax.make_jaxpr(predicate)(*map(jax.typeof, [*cond_consts, *carry]), *avals_of(tapes))
-    outs, steps = while_(cond_consts, consts, carry, cond=cond, body=body, options=options)
-    return results(outs, steps), [*carry_batched, *[pred_batched] * options.counts]
+    if cond is not None:
+        of_cond = axes([*cond_consts_batched, *carry_batched])
+        predicate = axis.vmap(jaxprs.function(cond), of_cond, 0 if pred_batched else None)
+        cond = jax.make_jaxpr(predicate)(*map(jax.typeof, [*cond_consts, *carry]), *avals_of(tapes))
+    outs = Loop(cond_consts, consts, carry, cond, body, options).bind()
+    return outs, [*carry_batched, *[pred_batched] * options.returns_steps]
+
+
+def _ending_by_itself(body: Any, batched: Sequence[bool]) -> Any:
+    """Return the body of a counted loop for an example that ends earlier than others.
+
+    It takes, as its first const, the number of steps of the example. `batched` flags the inputs after `k` that differ
+    from example to example.
+    """
+    k, *types = body.in_avals
+    num_consts = len(types) - len(body.out_avals)
+
+    def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
+        consts, carry = (k, *rest[:num_consts]), rest[num_consts:]
+        return masking.step_of_active(body, k < steps, consts, carry, [False, *batched])
+
+    return jax.make_jaxpr(step)(k, k, *types)
 
 
 def _check_effects(cond: Any, body: Any) -> None:
@@ -352,26 +455,24 @@ def _masked(
     masked: masking.Masker, operands: list[masking.MaskedValue], cond: Any, body: Any, options: WhileOptions
 ) -> list[masking.MaskedValue]:
     """Run a loop that takes no step unless `active`."""
-    predicate = jaxprs.function(cond)
-
-    def goes_on(active: Array, *args: Array) -> list[Array]:
-        return [active & predicate(*args)[0]]
-
     cond_consts, consts, carry = options.split([x.array for x in operands])
-    outs, steps = while_(
-        [masked.active, *cond_consts],
-        consts,
-        carry,
-        cond=jax.make_jaxpr(goes_on)(jax.ShapeDtypeStruct((), jnp.bool_), *cond.in_avals),
-        body=body,
-        options=options,
-    )
-    return masking.results_of_loop(results(outs, steps), options.split(operands)[2])
+    if options.is_counted:
+        cond_consts = [jnp.where(masked.active, cond_consts[0], 0)]
+    else:
+        predicate = jaxprs.function(cond)
+
+        def goes_on(active: Array, *args: Array) -> list[Array]:
+            return [active & predicate(*args)[0]]
+
+        cond = jax.make_jaxpr(goes_on)(jax.ShapeDtypeStruct((), jnp.bool_), *cond.in_avals)
+        cond_consts = [masked.active, *cond_consts]
+    outs = Loop(cond_consts, consts, carry, cond, body, options).bind()
+    return masking.results_of_loop(outs, options.split(operands)[2])
 
 
 def of_jax(params: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the parameters of a `ta_while` that is a `while` of JAX, from those."""
-    options = WhileOptions(None, source, params["cond_nconsts"], params["body_nconsts"], counts=False)
+    options = WhileOptions(None, source, params["cond_nconsts"], params["body_nconsts"], returns_steps=False)
     return {"cond": params["cond_jaxpr"], "body": params["body_jaxpr"], "options": options}
 
 
@@ -384,16 +485,23 @@ def _run_checked(*operands: Array, options: WhileOptions, **params: Any) -> Any:
     return _run(*operands, options=options, **params)
 
 
+def _tapes(eqn: Equation) -> tuple[list[Var], Any]:
+    """Return the tapes among the results of a loop, and the number of their steps."""
+    options, outs = eqn.params["options"], eqn.outvars
+    outs, steps = (outs, eqn.invars[0]) if options.is_counted else (outs[:-1], outs[-1])
+    return linearize.tapes_among(outs, options.tapes), steps
+
+
 rules.register(
     ta_while_p,
     run=_run,
     abstract_eval=_abstract_eval,
     bodies=_bodies,
-    pruned_for=_pruned_for,
+    pruned_for=pruned_for,
     batch=_batch,
     run_checked=_run_checked,
     known_part=_known_equation,
-    tapes=lambda eqn: (linearize.tapes_among(eqn.outvars[:-1], eqn.params["options"].tapes), eqn.outvars[-1]),
+    tapes=_tapes,
     mask=lambda masked, eqn, operands: _masked(masked, operands, **eqn.params),
 )
 pe.custom_partial_eval_rules[ta_while_p] = _partial_eval

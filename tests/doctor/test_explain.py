@@ -69,7 +69,7 @@ def left_in_loops(jaxpr, in_loop=False):
         if in_loop and name.startswith(("gather", "scatter", "dynamic_")) and eqn.invars[0].aval.size > 8:
             yield int(source_info_util.summarize(eqn.source_info).split(":")[1])
         for inner in jaxprs.jaxprs_in(eqn.params):
-            yield from left_in_loops(inner, in_loop or name in ("scan", "while", "ta_while", "ta_count"))
+            yield from left_in_loops(inner, in_loop or name in ("scan", "while", "ta_while"))
 
 
 @pytest.mark.parametrize("name", of_part(STAYS))

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from in_numpy import in_numpy
 
-from jax_tensorarray._loops import count, replay, while_
+from jax_tensorarray._loops import replay, while_
 
 
 def library_in_numpy(
@@ -35,7 +35,7 @@ def library_in_numpy(
     return in_numpy(f, {**_RULES, **dict.fromkeys(_LOOPS, loop)}, rewrite)
 
 
-_LOOPS = {"ta_while": while_._run, "ta_count": count._run, "ta_replay": replay._run}
+_LOOPS = {"ta_while": while_._run, "ta_replay": replay._run}
 
 
 # --- row ops -----------------------------------------------------------------------------------------------------
