@@ -3,7 +3,6 @@
 Where everything is known the messages are the same as in TensorFlow's eager TensorArray.
 """
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tensorarray import _faults
 from jax_tensorarray._ops import arguments
 
 Array = jax.Array
@@ -119,30 +119,27 @@ def as_dtype(dtype: Any) -> Any:
     """Return a dtype that JAX has: narrowed where 64-bit types are off, as JAX does."""
     try:
         is_extended = arguments.is_extended(dtype)
-        found = np.dtype(np.bool_ if is_extended else jax.dtypes.canonicalize_dtype(dtype))
+        canonical = np.dtype(np.bool_ if is_extended else jax.dtypes.canonicalize_dtype(dtype))
     except TypeError as error:
         raise TypeError(f"TensorArray: dtype must be a number type or bool, got {dtype!r}") from error
     if is_extended:
         return arguments.as_dtype("TensorArray", dtype)
-    if not (jnp.issubdtype(found, jnp.number) or found == np.bool_):
+    if not (jnp.issubdtype(canonical, jnp.number) or canonical == np.bool_):
         raise TypeError(f"TensorArray: dtype must be a number type or bool, got {dtype!r}")
-    return found
+    return canonical
 
 
 def warn_if_narrowed(dtype: Any) -> None:
     """Warn, in JAX's words, of an explicit dtype that JAX narrows. Python's own types mean the widest that there is."""
-    found = as_dtype(dtype)
-    if found == dtype or any(dtype is widest for widest in (int, float, complex)):
+    canonical = as_dtype(dtype)
+    if canonical == dtype or any(dtype is widest for widest in (int, float, complex)):
         return
     name = np.dtype(dtype).name
-    frame, level = inspect.currentframe(), 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("jax_tensorarray."):
-        frame, level = frame.f_back, level + 1
     warnings.warn(
         f"Explicitly requested dtype {name} requested in TensorArray is not available, and will be truncated to "
-        f"dtype {found.name}. To enable more dtypes, set the jax_enable_x64 configuration option or the JAX_ENABLE_X64 "
-        "shell environment variable.",
-        stacklevel=level,
+        f"dtype {canonical.name}. To enable more dtypes, set the jax_enable_x64 configuration option or the "
+        "JAX_ENABLE_X64 shell environment variable.",
+        stacklevel=_faults.level_of_user(),
     )
 
 

@@ -359,8 +359,8 @@ class Version:
         signal handler or a finalizer is using what it has interrupted. It may look at the rows, but must not change or
         keep them.
         """
-        found: tuple[Any, ...] = ()
-        while not found:
+        result: tuple[Any, ...] = ()
+        while not result:
             store = self._at[0]
             lock = store.lock
             nested = lock._is_owned()
@@ -368,8 +368,8 @@ class Version:
                 with lock:
                     if self._at[0] is store and self._at[1] != store.log[-1][0]:
                         self.detach()
-                    found = (f(store, nested, *args),) if self._at[0] is store else ()
+                    result = (f(store, nested, *args),) if self._at[0] is store else ()
             finally:  # an interrupt may come when the block is left and the lock not yet released
                 if not nested and lock._is_owned():
                     lock.release()
-        return found[0]
+        return result[0]

@@ -71,15 +71,15 @@ def _is_incomplete(x: Any) -> bool:
 
 def _leaves_after(step: Callable[[Any], Any], tree: Any, leaves: list[Any], closed: list[bool]) -> list[Any] | None:
     """Return the leaves of the carry after a step, with some leaves closed over. None if their number has changed."""
-    found: list[list[Any]] = []
+    results: list[list[Any]] = []
 
     @_compat.placed_as(step)
     def traced(*carry: Any) -> None:
         args = [_begun(x) if flag else y for x, y, flag in zip(leaves, carry, closed, strict=True)]
-        found.append(jax.tree.leaves(step(jax.tree.unflatten(tree, args)), is_leaf=is_array))
+        results.append(jax.tree.leaves(step(jax.tree.unflatten(tree, args)), is_leaf=is_array))
 
     jax.eval_shape(traced, *(None if flag else x for x, flag in zip(leaves, closed, strict=True)))
-    return found[-1] if len(found[-1]) == len(leaves) else None
+    return results[-1] if len(results[-1]) == len(leaves) else None
 
 
 def _begun(x: TensorArray) -> TensorArray:

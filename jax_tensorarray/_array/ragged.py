@@ -82,8 +82,8 @@ class Ragged(Rows):
         return False  # it needs none, as its rows are in no buffer
 
     def _rows(self, op: str, indices: Sequence[int]) -> list[Array]:
-        found = self.version.look(lambda rows: [None if i < 0 else rows[i] for i in indices])
-        for i, row in zip(indices, found, strict=True):
+        chosen = self.version.look(lambda rows: [None if i < 0 else rows[i] for i in indices])
+        for i, row in zip(indices, chosen, strict=True):
             if i < 0:
                 raise ValueError(
                     f"{op}: a row that is not read is zeros, of no known shape in a TensorArray with infer_shape=False"
@@ -93,7 +93,7 @@ class Ragged(Rows):
                     f"{op}: row {i} was never written, and its shape is not known (element_shape={self.spec.shape})"
                 )
             check_alive((row,))
-        return found
+        return chosen
 
     def _stack(self, op: str, rows: list[Array]) -> Array:
         shapes = [row.shape for row in rows]

@@ -22,6 +22,7 @@ from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.primitive import row_params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.stack import ta_stack
+from jax_tensorarray._ops.starts import is_out_of_range
 from jax_tensorarray._ops.write import ta_write_p
 
 
@@ -109,7 +110,7 @@ class Stacked(Rows):
         known = checks.known_size(size)
         if known is None:
             # With size -1 no row can be read, written or taken; nothing else shows that something is wrong.
-            return jnp.where(_is_index(size, capacity + 1), size.astype(jnp.int32), -1)
+            return jnp.where(is_out_of_range(size, capacity + 1), -1, size.astype(jnp.int32))
         if known > capacity:
             raise ValueError(f"TensorArray: size {known} is larger than max_size {capacity}")
         return known
@@ -351,11 +352,6 @@ def _of_ranks(spec: Spec, ranks: list[int]) -> Spec:
 def _is_of_gradient(size: Any) -> bool:
     """Return whether a size is a gradient that JAX has made of a size. A gradient has as many rows as there may be."""
     return getattr(size, "dtype", None) == jax.dtypes.float0
-
-
-def _is_index(index: Array, size: int) -> Array:
-    """Return whether a traced index is in [0, size), computed in its own dtype, which need not hold the size."""
-    return (index >= 0) & (index <= min(size - 1, jnp.iinfo(index.dtype).max))
 
 
 def _write(op: str, buffer: Array, index: Any, value: Array, where: Any, mode: str | None) -> Array:

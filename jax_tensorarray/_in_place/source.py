@@ -5,6 +5,11 @@
     step = __jax_tensorarray_jit__(jax.jit)(f)
 
 Every line keeps its number.
+
+There is no way without it. A decorator calls `jax.jit` while the module is imported, `from jax import jit` keeps the
+function itself, and another `jit` in the module `jax` would be used by all packages. Python's `ast` also visits the
+nodes that a later version adds. If a call cannot stand in such a node, `compile` raises an error, and the node needs a
+method as `MatchValue` has.
 """
 
 import ast
