@@ -55,7 +55,7 @@ class Axis(NamedTuple):
 
     def batched_outputs(self, jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
         """Return which outputs differ from example to example if the flagged inputs do, as `jax.vmap` finds it."""
-        found: list[Sequence[bool]] = []
+        flags_of_outs: list[Sequence[bool]] = []
 
         @custom_vmap
         def probe(*outs: Array) -> tuple[Array, ...]:
@@ -63,7 +63,7 @@ class Axis(NamedTuple):
 
         @probe.def_vmap  # only called if some differ
         def _(size: int, batched: Sequence[bool], *outs: Array) -> Any:
-            found.append(batched)
+            flags_of_outs.append(batched)
             return outs, tuple(batched)
 
         def probed(*args: Array) -> None:
@@ -71,7 +71,7 @@ class Axis(NamedTuple):
 
         types = [with_axis(t, self.size) if flag else t for t, flag in zip(list(jaxpr.in_avals), flags, strict=True)]
         jax.eval_shape(self.vmap(probed, axes(flags), None), *types)
-        return list(found[-1]) if found else [False] * len(jaxpr.out_avals)
+        return list(flags_of_outs[-1]) if flags_of_outs else [False] * len(jaxpr.out_avals)
 
 
 def _settled(x: Array, is_batched: bool, is_wanted: bool, size: int) -> Array:

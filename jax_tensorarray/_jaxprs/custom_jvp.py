@@ -108,17 +108,17 @@ class By(Rule):
         def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
             nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
             zeros = [SymbolicZero(t.to_tangent_aval()) for t in types]
-            found: list[bool] = []
+            has_dot: list[bool] = []
 
             def of_one(*args: Array) -> list[Array]:
                 outs, dots = self.rule(args[: len(types)], merge(args[len(types) :], nonzero, zeros))
-                found[:] = [not is_any_zero(dot) for dot in dots]
-                return [*outs, *(dot if there else jnp.float32(0) for dot, there in zip(dots, found, strict=True))]
+                has_dot[:] = [not is_any_zero(dot) for dot in dots]
+                return [*outs, *(dot if there else jnp.float32(0) for dot, there in zip(dots, has_dot, strict=True))]
 
             of_all = axis.vmap_to(of_one, [*operands, *flagged(operands, nonzero)], [*results, *results])
-            all_found = of_all(*primals, *flagged(tangents, nonzero))
-            outs, dots = all_found[: len(results)], all_found[len(results) :]
-            return outs, [dot if there else zero_tangent(x) for x, dot, there in zip(outs, dots, found, strict=True)]
+            every = of_all(*primals, *flagged(tangents, nonzero))
+            outs, dots = every[: len(results)], every[len(results) :]
+            return outs, [dot if there else zero_tangent(x) for x, dot, there in zip(outs, dots, has_dot, strict=True)]
 
         return By(rule)
 

@@ -50,8 +50,8 @@ def lowered_as(eqn: Equation) -> dict[str, Any]:
 
 def _functions(primitive: Primitive) -> dict[str, _compat.Traceable | None]:
     """Return the function that JAX traces for each platform, but for those of JAX and of this library."""
-    found = _compat.traceable_lowerings(primitive)
-    return {platform: None if f is None or _is_known(f.fun) else f for platform, f in found.items()}
+    lowerings = _compat.traceable_lowerings(primitive)
+    return {platform: None if f is None or _is_known(f.fun) else f for platform, f in lowerings.items()}
 
 
 def _is_known(fun: Any) -> bool:
@@ -157,14 +157,14 @@ def _jvp(original: Primitive, primals: Sequence[Array], tangents: Sequence[Any],
     zeros: list[Any] = []
 
     def derivative(primals: Sequence[Array], dots: Sequence[Array]) -> Any:
-        outs, found = rule(tuple(primals), tuple(merge(dots, nonzero, tangents)), **own)
-        found = _all(original, found)
-        zeros[:] = [t if is_zero(t) else None for t in found]
-        return _all(original, outs), [t for t in found if not is_zero(t)]
+        outs, tangents_out = rule(tuple(primals), tuple(merge(dots, nonzero, tangents)), **own)
+        tangents_out = _all(original, tangents_out)
+        zeros[:] = [t if is_zero(t) else None for t in tangents_out]
+        return _all(original, outs), [t for t in tangents_out if not is_zero(t)]
 
     outs, dots = change.jvp(derivative, list(primals), flagged(tangents, nonzero), nonzero)
-    found = merge(dots, [t is None for t in zeros], zeros)
-    return (outs, found) if original.multiple_results else (outs[0], found[0])
+    tangents_out = merge(dots, [t is None for t in zeros], zeros)
+    return (outs, tangents_out) if original.multiple_results else (outs[0], tangents_out[0])
 
 
 def _transpose(original: Primitive, cts: Any, *operands: Any, **params: Any) -> list[Any]:
@@ -175,9 +175,10 @@ def _transpose(original: Primitive, cts: Any, *operands: Any, **params: Any) -> 
 
     def transposed(some: Sequence[Array], some_operands: Sequence[Array]) -> list[Array]:
         every = merge(some, given, cts)
-        found = rule(every if original.multiple_results else every[0], *merge(some_operands, known, operands), **own)
-        others[:] = [ct if ct is None or is_zero(ct) else _MADE for ct in found]
-        return [ct for ct in found if not (ct is None or is_zero(ct))]
+        results = every if original.multiple_results else every[0]
+        all_cts = rule(results, *merge(some_operands, known, operands), **own)
+        others[:] = [ct if ct is None or is_zero(ct) else _MADE for ct in all_cts]
+        return [ct for ct in all_cts if not (ct is None or is_zero(ct))]
 
     made = change.call(transposed, flagged(cts, given), flagged(operands, known))
     return merge(made, [ct is _MADE for ct in others], others)
@@ -188,12 +189,12 @@ _MADE = object()
 
 def _batch(original: Primitive, axis: Any, operands: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
     rule, own, change = batching.fancy_primitive_batchers[original], _of_original(params), params[_CHANGE]
-    found: list[Any] = []
+    out_dims: list[Any] = []
 
     def batched(*operands: Array) -> list[Array]:
         outs, dims_out = rule(axis, operands, dims, **own)
-        found[:] = _all(original, dims_out)
+        out_dims[:] = _all(original, dims_out)
         return _all(original, outs)
 
     outs = change.call(batched, *operands)
-    return (outs, found) if original.multiple_results else (outs[0], found[0])
+    return (outs, out_dims) if original.multiple_results else (outs[0], out_dims[0])

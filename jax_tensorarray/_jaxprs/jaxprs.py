@@ -257,15 +257,15 @@ def nonzero_outputs(jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
     """Return which outputs have tangents if the flagged inputs do, as `jax.jvp` finds it."""
     if not any(flags):
         return [False] * len(jaxpr.out_avals)
-    found: list[bool] = []
+    has_tangent: list[bool] = []
 
     def at(primals: Sequence[Array], dots: Sequence[Array]) -> None:
         _, tangents = jvp_of_some(function(jaxpr), primals, flags, dots)
-        found[:] = [not is_any_zero(t) for t in tangents]
+        has_tangent[:] = [not is_any_zero(t) for t in tangents]
 
     types = list(jaxpr.in_avals)
     jax.eval_shape(at, types, [t.to_tangent_aval() for t in flagged(types, flags)])
-    return found
+    return has_tangent
 
 
 def fixed_point(facts: Facts, step: Callable[[Facts], tuple[Facts, Found]]) -> tuple[Facts, Found]:
@@ -325,9 +325,9 @@ def jvp_of_some(
         probe(*outs)
         return outs
 
-    outs, found = jax.jvp(at, flagged(primals, nonzero), dots)
+    outs, dots_out = jax.jvp(at, flagged(primals, nonzero), dots)
     zeros = list(map(zero_tangent, outs))
-    return outs, merge(flagged(found, has_tangent), has_tangent, zeros) if has_tangent else zeros
+    return outs, merge(flagged(dots_out, has_tangent), has_tangent, zeros) if has_tangent else zeros
 
 
 def jvp_with_zeros(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:

@@ -106,8 +106,8 @@ class Change:
         self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]
     ) -> tuple[list[Array], Any]:
         """Return the cotangents of the operands, and what else the rule returns, a pytree."""
-        found, more = self.call(f, kept, cts)
-        return list(found), more
+        operand_cts, more = self.call(f, kept, cts)
+        return list(operand_cts), more
 
     def operands(self, own: Sequence[Array]) -> list[Array]:
         return [*self.before, *own, *self.after]
@@ -198,13 +198,13 @@ def _flow(jaxpr: Jaxpr, flags: Sequence[bool], visit: Callable[[Any, list[bool]]
             follows = entry.kind not in ("rules", "divided") or isinstance(eqn.params.get("rule"), OfCall)
             of_bodies = [reached_in(body, operands) for body in entry.bodies(eqn.params) if follows]
             if of_bodies:
-                found = [any(some) for some in zip(*of_bodies, strict=True)]
+                out_flags = [any(some) for some in zip(*of_bodies, strict=True)]
             elif _returns_zeros(eqn):
                 alone = jax.make_jaxpr(functools.partial(jaxprs.bind, eqn))([v.aval for v in eqn.invars])
-                found = jaxprs.nonzero_outputs(alone, operands)
+                out_flags = jaxprs.nonzero_outputs(alone, operands)
             else:
-                found = [True] * len(eqn.outvars)
-            marked |= {id(v) for v, flag in zip(eqn.outvars, found, strict=False) if flag and counts(v)}
+                out_flags = [True] * len(eqn.outvars)
+            marked |= {id(v) for v, flag in zip(eqn.outvars, out_flags, strict=False) if flag and counts(v)}
     return [id(v) in marked for v in inner.outvars]
 
 
@@ -223,10 +223,10 @@ def reached_in(body: Body, flags: list[bool]) -> list[bool]:
 
 
 def _checkpoint(eqn: Equation, operands: Sequence[Any], change: Change) -> list[Any] | None:
-    found = _compat.checkpoint_of(eqn.params)
-    if found is None:
+    parts = _compat.checkpoint_of(eqn.params)
+    if parts is None:
         return None
-    inner, policy, prevent_cse = found
+    inner, policy, prevent_cse = parts
     entered, policy = _Entered([inner], change.operands(operands), change), change.policy(policy)
     jaxpr, consts = _compat.lifted(entered.jaxprs[0])
     if not isinstance(prevent_cse, bool):
@@ -309,9 +309,9 @@ def _custom_jvp(eqn: Equation, operands: Sequence[Array], change: Change) -> lis
             has_tangent[:] = [not is_any_zero(t) for t in tangents]
             return outs, flagged(tangents, has_tangent)
 
-        outs, found = change.jvp(derivative, list(primals), flagged(tangents, nonzero), nonzero)
+        outs, dots_out = change.jvp(derivative, list(primals), flagged(tangents, nonzero), nonzero)
         flags = [*has_tangent, *are_inexact(outs[len(has_tangent) :])]
-        return outs, merge(found, flags, list(map(zero_tangent, outs)))
+        return outs, merge(dots_out, flags, list(map(zero_tangent, outs)))
 
     return by(changed, operands, rule)
 
@@ -344,15 +344,15 @@ def _custom_vjp(eqn: Equation, operands: Sequence[Array], change: Change) -> lis
 
         def of(kept: list[Array], some: list[Array]) -> tuple[list[Array], Any]:
             kept = merge(kept, [x is None for x in fixed], fixed)
-            found, log = rules.backward(kept, merge(some, has_ct, cts))
-            found = found if change.takes_some else [_instantiated(x) for x in found]
-            is_made[:] = [not is_any_zero(x) for x in found]
-            return flagged(found, is_made), log
+            operand_cts, log = rules.backward(kept, merge(some, has_ct, cts))
+            operand_cts = operand_cts if change.takes_some else [_instantiated(x) for x in operand_cts]
+            is_made[:] = [not is_any_zero(x) for x in operand_cts]
+            return flagged(operand_cts, is_made), log
 
         before, kept, fixed = residuals
-        found, log = change.backward(of, before, kept, flagged(cts, has_ct))
+        operand_cts, log = change.backward(of, before, kept, flagged(cts, has_ct))
         flags = [*[False] * first, *is_made]
-        return tuple(merge(found, flags, [None] * len(flags))), log
+        return tuple(merge(operand_cts, flags, [None] * len(flags))), log
 
     _compat.define_vjp(f, forward, backward)
     return list(f(*operands))
@@ -443,8 +443,8 @@ def _while(params: Params) -> list[Body]:
 
 
 def _checkpoints(params: Params) -> list[Body]:
-    found = _compat.checkpoint_of(params)  # others may share the primitive
-    return [] if found is None else [Body(found[0])]
+    parts = _compat.checkpoint_of(params)  # others may share the primitive
+    return [] if parts is None else [Body(parts[0])]
 
 
 def _of_jit(params: Params, new: Sequence[Any], more: int) -> Params:

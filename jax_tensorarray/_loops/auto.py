@@ -143,8 +143,8 @@ class Checkpoints(Auto):
 
     def _chosen(self, linear: Linearized, body: Any, max_steps: int) -> tuple[Choice, None]:
         number, _ = _checkpoints(self.memory or 0, max_steps, body)
-        found = Choice(residuals="checkpoint", reason="the loop says so", tape_bytes=0, undo_bytes=None)
-        return replace(found, checkpoints=max(1, number)), None
+        choice = Choice(residuals="checkpoint", reason="the loop says so", tape_bytes=0, undo_bytes=None)
+        return replace(choice, checkpoints=max(1, number)), None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Binomial checkpointing (Revolve): store a few carries, and run the loop again from these, as often as it must."""
+"""Binomial checkpointing (Revolve): store a few carries, and run the loop again from these, as often as it must.
+
+With room for two carries, reverse mode of four steps stores the carries before steps 0 and 1. It takes back steps 3, 2
+and 1, and runs on to each of them from the carry before step 1. Then it takes back step 0.
+"""
 
 import functools
 import math
@@ -151,8 +155,8 @@ class _Reach:
         few, many = jnp.minimum(s, r), jnp.maximum(s, r)
         row = jnp.clip(few - 2, 0, len(self.first) - 1)
         last, first = jnp.asarray(self.last)[row], jnp.asarray(self.first)[row]
-        found = jnp.asarray(self.table)[first + jnp.minimum(many, last)]
-        return jnp.where(few < 2, jnp.where(few == 1, 1 + jnp.minimum(many, _LIMIT - 1), few == 0), found)
+        steps = jnp.asarray(self.table)[first + jnp.minimum(many, last)]
+        return jnp.where(few < 2, jnp.where(few == 1, 1 + jnp.minimum(many, _LIMIT - 1), few == 0), steps)
 
     def split(self, length: Array, free: Array) -> Array:
         """Return how far to run before the next carry is kept, for the fewest steps (Griewank and Walther 2000)."""

@@ -1,5 +1,9 @@
 """A scan of JAX that chooses its residuals when it is differentiated.
 
+    carry, ys = lax.scan(f, carry, xs)
+    # becomes, if it is differentiated and the strategy is better than JAX's stacked residuals
+    carry, ys = while_loop(k < length, f by rows, (0, carry, empty), residuals=strategy)
+
 Until then it is the same scan. If JAX would keep, for every step, all of a buffer that is read as a whole and written
 by rows, the scan becomes a loop that undoes its steps or starts from checkpoints. JAX would also keep every large
 index. If most residuals can be recomputed from less, the scan becomes a loop with a tape of that.
@@ -61,9 +65,9 @@ class _ByStrategy(OfCall):
         with jaxprs.with_types_of(inner.eqns[0]):
             pairs = zip(primals, tangents, strict=True)
             dots = [zero_tangent(x) if isinstance(t, SymbolicZero) else t for x, t in pairs]
-            found = _by_strategy(inner.eqns[0].params, primals, dots, self.strategy)
-        if found is not None:
-            return found
+            results = _by_strategy(inner.eqns[0].params, primals, dots, self.strategy)
+        if results is not None:
+            return results
         return jaxprs.jvp_with_zeros(jaxprs.function(call), primals, tangents)
 
     def evaluate(self, call: Any, args: Sequence[Array]) -> list[Array]:

@@ -1,5 +1,10 @@
 """The derivatives of `ta_while`: the tangents are a linear loop of their own, whose trip count is known by then.
 
+    while cond(y): y = f(y)
+    # becomes, with the tangents `dy` and the residuals `r` of each step
+    while cond(y): y, r = f_linearized(y); tape = ta_write(tape, k, r); k += 1
+    for i in range(k): dy = linear(ta_read(tape, i), dy)
+
 So every loop with `max_steps` can be transposed: the loop of the tangents is a counted loop, which reads the residuals
 of each step from tapes, or a `ta_replay`, which reconstructs the steps. Without `max_steps` primals and tangents are
 one loop, in forward mode only.

@@ -181,7 +181,7 @@ def _varying_as_predicates(jaxpr: Any, args: Any) -> Any:
         if eqn.primitive is jax_primitives.while_p:
             (active,) = _compat.closed(eqn.params["cond_jaxpr"]).out_avals
             over = _compat.varying_axes(active)
-            if any(over - own for own in axes):
+            if any(over - of_leaf for of_leaf in axes):
                 return jax.tree.map(functools.partial(varying_over, axes=over), args)
     return None
 

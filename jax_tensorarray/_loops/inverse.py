@@ -1,4 +1,11 @@
-"""Reverse mode by an inverse of the body, which the user gives: the carry before a step, from the carry after it."""
+"""Reverse mode by an inverse of the body, which the user gives: the carry before a step, from the carry after it.
+
+    for k in range(n): x = f(x)
+    # reverse mode, with nothing stored; `ct` is the cotangent of `x`
+    for k in reversed(range(n)): x = inverse(x); ct = vjp(f, x)(ct)
+
+No residual is stored: the step is differentiated at the carry that the inverse returns.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -58,11 +65,11 @@ class Inverse(Strategy):
             raise ValueError(f"Inverse: check must be True, False or a tolerance, got {self.check!r}")
 
     def prepare(self, body: Any, consts: Any, tree: Any, leaves: Any, source: str) -> tuple[Strategy, Any, Any]:
-        back, own = _traced(self.f, tree, leaves, body)
+        back, closed_over = _traced(self.f, tree, leaves, body)
         checked = () if self.check is False else body.out_avals
         tolerances = (_half_the_digits(a.dtype) if self.check is True else float(self.check) for a in checked)
-        body = jaxprs.with_more_consts(body, len(consts), tuple(map(jax.typeof, own)))
-        return Inverted(back, len(own), tuple(tolerances), source), body, [*consts, *own]
+        body = jaxprs.with_more_consts(body, len(consts), tuple(map(jax.typeof, closed_over)))
+        return Inverted(back, len(closed_over), tuple(tolerances), source), body, [*consts, *closed_over]
 
     def of_second(self) -> Strategy:
         # Before a step, a loop was about to take it.
@@ -111,9 +118,9 @@ class Inverted(Strategy):
         never = largest(steps) < 0
         at_start, *outs = counted(loop, step, steps, consts, [never, *extra, *const_cts, *carry_cts], True)
         checked = zip(live_carries(loop.body), self.tolerances, init, outs, strict=False)
-        for k, (live, tolerance, start, found) in enumerate(checked):
+        for k, (live, tolerance, start, back_at_start) in enumerate(checked):
             if live:
-                jax.debug.callback(functools.partial(self.compare, k, tolerance), at_start, start, found)
+                jax.debug.callback(functools.partial(self.compare, k, tolerance), at_start, start, back_at_start)
         cts = outs[n:]
         return cts[: len(const_cts)], cts[len(const_cts) :]
 
@@ -122,10 +129,10 @@ class Inverted(Strategy):
 
         An example that has already ended in an outer loop takes no step back: its values have no meaning.
         """
-        start, found = np.asarray(first), np.asarray(last)
-        if not at_start or np.allclose(found, start, tolerance, tolerance, equal_nan=True):
+        start, end = np.asarray(first), np.asarray(last)
+        if not at_start or np.allclose(end, start, tolerance, tolerance, equal_nan=True):
             return
-        off = np.max(np.abs(found - start)) if jnp.issubdtype(start.dtype, jnp.number) else "another value"
+        off = np.max(np.abs(end - start)) if jnp.issubdtype(start.dtype, jnp.number) else "another value"
         raise ValueError(
             f"the loop at {self.source}: inverse is not the inverse of body_fun. Carried back from the end of the loop "
             f"to its start, carry number {k}, {start.dtype}{list(start.shape)}, is off by {off}"
@@ -159,31 +166,33 @@ def _traced(inverse: Callable[[Any], Any], tree: Any, leaves: Sequence[Any], bod
     if not loops:  # it returns all as it was
         return _composed(body, (), tuple(outs), tuple(types)), ()
     ((back, values),) = loops
-    own = [x for x in values if not isinstance(x, Carry)]
+    closed_over = [x for x in values if not isinstance(x, Carry)]
     places = tuple(x if isinstance(x, Carry) else None for x in values)
-    return _composed(back, places, tuple(outs), tuple(types), tuple(map(jax.typeof, own))), own
+    return _composed(back, places, tuple(outs), tuple(types), tuple(map(jax.typeof, closed_over))), closed_over
 
 
 @_compat.cached
-def _composed(back: Any, places: Sequence[Any], outs: Sequence[Any], types: Sequence[Any], own: Any = ()) -> Any:
+def _composed(
+    back: Any, places: Sequence[Any], outs: Sequence[Any], types: Sequence[Any], closed_over: Any = ()
+) -> Any:
     """Return the inverse as a function of what it closes over and of all carries, from the body of JAX's loop."""
 
-    def f(own: Sequence[Array], carry: Sequence[Array]) -> list[Array]:
-        rest = iter(own)
+    def f(closed_over: Sequence[Array], carry: Sequence[Array]) -> list[Array]:
+        rest = iter(closed_over)
         after = jaxprs.function(back)(*(next(rest) if k is None else carry[k] for k in places)) if places else []
         return [carry[k] if k >= 0 else after[~k] for k in outs]
 
-    return jax.make_jaxpr(f)(list(own), list(types))
+    return jax.make_jaxpr(f)(list(closed_over), list(types))
 
 
-def check_inverse_type(op: str, found: Any, wanted: Any) -> None:
+def check_inverse_type(op: str, returned: Any, wanted: Any) -> None:
     """Raise TypeError if an inverse does not return the types that the body returns."""
 
     def described(x: Any) -> str:
         leaves = ", ".join(f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in jax.tree.leaves(x))
         return f"{jax.tree.structure(x)} of {leaves}"
 
-    if described(found) != described(wanted):
+    if described(returned) != described(wanted):
         raise TypeError(
-            f"{op}: inverse must return what body_fun returns, {described(wanted)}, but returns {described(found)}"
+            f"{op}: inverse must return what body_fun returns, {described(wanted)}, but returns {described(returned)}"
         )

@@ -1,5 +1,9 @@
 """Partial evaluation of one step of a loop: its linear part, and the residuals that the tape has to keep for it.
 
+    y = ta_read(b, t - lags) * scale                     # a step
+    # becomes the step, with `t` as its residual, since all steps share `lags` and `scale`, and the linear part
+    dy = ta_read(db, t - lags) * scale
+
 `jax.linearize` says which values the linear part needs. The tape keeps those that differ from step to step. Values that
 all steps share are computed once. A value is recomputed if it is cheap to compute from a smaller one: a broadcast, and
 an index or a mask such as `t - lags`, from `t`.
@@ -160,17 +164,17 @@ def _linearized(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequen
 
     types = list(body.in_avals)
     jaxpr = jax.make_jaxpr(step)(*types)
-    found, num_outs = Sources(jaxpr, is_const), len(nonzero_carry)
-    sources = tuple(map(found.of, _compat.opened(jaxpr).outvars[num_outs:]))
+    all_sources, num_outs = Sources(jaxpr, is_const), len(nonzero_carry)
+    sources = tuple(map(all_sources.of, _compat.opened(jaxpr).outvars[num_outs:]))
     return Linearized(
         jaxpr,
         is_const,
-        found.giving([*_compat.opened(jaxpr).outvars[:num_outs], *found.taped]),
+        all_sources.giving([*_compat.opened(jaxpr).outvars[:num_outs], *all_sources.taped]),
         num_outs,
         sources,
         tree[-1],
-        found.giving_shared(),
-        found.steps(found.taped),
+        all_sources.giving_shared(),
+        all_sources.steps(all_sources.taped),
         [t.to_tangent_aval() for t in flagged(types, nonzero)],
         sum(nonzero_consts),
         (body, tuple(nonzero_consts), tuple(nonzero_carry)),
@@ -182,9 +186,9 @@ def _updates_and_computes_again(eqn: Equation) -> bool:
 
     One with effects has them again when it is differentiated, and stays.
     """
-    if registry.entry_of(eqn).kind != "checkpoint" or (found := _compat.checkpoint_of(eqn.params)) is None:
+    if registry.entry_of(eqn).kind != "checkpoint" or (parts := _compat.checkpoint_of(eqn.params)) is None:
         return False
-    jaxpr, policy, _ = found
+    jaxpr, policy, _ = parts
     if eqn.effects or policy not in (None, save_reads, jax.checkpoint_policies.nothing_saveable):
         return False
     return jaxprs.any_equation(jaxpr, lambda e: updates_rows(e.primitive))
@@ -314,8 +318,8 @@ class Sources:
                 steps_of |= dict.fromkeys(tapes, steps)
         taped = list(taped)
         place = {v: k for k, v in enumerate(taped)}
-        found = [steps_of.get(v) for v in taped]
-        return tuple(None if n is None or isinstance(n, jex.Literal) else place.get(n) for n in found)
+        counters = [steps_of.get(v) for v in taped]
+        return tuple(None if n is None or isinstance(n, jex.Literal) else place.get(n) for n in counters)
 
 
 def _is_exact(v: Any) -> bool:

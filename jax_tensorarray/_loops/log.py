@@ -84,9 +84,9 @@ class Log:
         return jaxprs.interpret(jaxpr, inputs, self.equation, lambda x: (x, None))
 
     def equation(self, eqn: Equation, inputs: list[_Value]) -> list[_Value]:
-        found = list(self.evaluated(eqn, inputs))
-        self.versions += [(x, v) for x, v in found if v is not None and v is not _HOLE]
-        return found
+        outs = list(self.evaluated(eqn, inputs))
+        self.versions += [(x, v) for x, v in outs if v is not None and v is not _HOLE]
+        return outs
 
     def evaluated(self, eqn: Equation, inputs: list[_Value]) -> Iterable[_Value]:
         p, operands, held = eqn.primitive, [x for x, _ in inputs], [v for _, v in inputs]
@@ -100,9 +100,9 @@ class Log:
         if updates_rows(p) and held[0] is not None:
             return self.update(p, eqn.params, operands, held[0])
         if any(v is not None for v in held):
-            found = self.run(eqn, operands, held)
-            if found is not None:
-                return found
+            outs = self.run(eqn, operands, held)
+            if outs is not None:
+                return outs
         return [(x, None) for x in jaxprs.bind(eqn, operands)]
 
     def add(self, entry: LoggedRows) -> int:
@@ -155,13 +155,13 @@ class Log:
         outs = entry.rebuild(eqn, operands, change)
         if outs is None:
             return None
-        n, rows = len(change.found), iter(outs[len(change.found) :])
+        n, rows = len(change.versions), iter(outs[len(change.versions) :])
         numbers = []
         for of_rows in change.log.entries:
             version = held[of_rows.root]
             assert version is not None
             numbers.append(self.add(of_rows._replace(root=version.root, rows=[next(rows) for _ in of_rows.rows])))
-        return list(zip(outs[:n], [_outside(v, held, numbers) for v in change.found], strict=True))
+        return list(zip(outs[:n], [_outside(v, held, numbers) for v in change.versions], strict=True))
 
     def branches(self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value]:
         held, n, change = held[1:], len(eqn.outvars), _Branches(held[1:])
@@ -216,8 +216,8 @@ class Log:
             more = jax.make_jaxpr(functools.partial(followed.body, body))(*body.in_avals)
             outs, steps, taken, tapes = recorded(loop, more, len(body.out_avals))
         put_back = followed.back_by_tapes(options.max_steps, not options.reverse)
-        found = self.after_loop(followed, of_carry, outs, tapes, [taken], put_back)
-        return [*found, *((x, None) for x in results([], steps))]
+        versions = self.after_loop(followed, of_carry, outs, tapes, [taken], put_back)
+        return [*versions, *((x, None) for x in results([], steps))]
 
     def unchanged_loop(
         self, followed: "_Followed", of_carry: Any, eqn: Equation, operands: list[Array]
@@ -236,15 +236,15 @@ class Log:
         put_back: Callable[[int], PutBack],
     ) -> list[_Value]:
         """Return the results of a loop as versions. `rows` are those of all steps, and `more` is put before them."""
-        found: list[_Value] = [(x, None) for x in outs]
+        values: list[_Value] = [(x, None) for x in outs]
         for k, version in enumerate(of_carry):
             if version is not None and followed.is_followed[k]:
                 mine = [*more, *(rows[n] for n in followed.places[k])]
                 changed = (
                     [self.add(LoggedRows(version.root, mine, put_back(k), of_loop=True))] if followed.places[k] else []
                 )
-                found[k] = (outs[k], version.after(*changed))
-        return found
+                values[k] = (outs[k], version.after(*changed))
+        return values
 
 
 def _fills(eqn: Equation, held: Sequence[BufferVersion | None]) -> bool:
@@ -358,19 +358,19 @@ class _Straight(registry.Change):
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         self.jaxpr, self.log = jaxpr, Log()
-        found = self.log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
-        self.found = [v for _, v in found]
-        return [*(x for x, _ in found), *(x for entry in self.log.entries for x in entry.rows)]
+        outs = self.log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
+        self.versions = [v for _, v in outs]
+        return [*(x for x, _ in outs), *(x for entry in self.log.entries for x in entry.rows)]
 
     def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
-        outs, found = f(primals, dots)
+        outs, tangents = f(primals, dots)
 
         def rows(*some: Array) -> tuple[list[Array], list[Array]]:
             log = self.body(self.jaxpr, *merge(some, nonzero, primals))[len(outs) :]
             return flagged(log, registry.are_inexact(log)), log
 
         _, of_rows, log = jax.jvp(rows, flagged(primals, nonzero), dots, has_aux=True)
-        return [*outs, *log], [*found, *of_rows]
+        return [*outs, *log], [*tangents, *of_rows]
 
 
 class _Branches(registry.Change):
@@ -382,16 +382,16 @@ class _Branches(registry.Change):
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Any]:
         log = Log()
-        found = log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
-        versions = [v for _, v in found]
+        outs = log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
+        versions = [v for _, v in outs]
         self.slots.add(len(self.versions), log.entries, versions)
         self.versions.append(versions)
-        return [*(x for x, _ in found), [entry.rows for entry in log.entries]]
+        return [*(x for x, _ in outs), [entry.rows for entry in log.entries]]
 
     def join(self, results: Sequence[list[Any]]) -> Callable[[int, list[Any], list[Any]], list[Any]]:
         def joined(branch: int, outs: list[Any], operands: list[Any]) -> list[Any]:
-            *own, rows = outs
-            return [*own, *(x for slot in self.slots.all for x in slot.rows_of(branch, rows))]
+            *results_of_branch, rows = outs
+            return [*results_of_branch, *(x for slot in self.slots.all for x in slot.rows_of(branch, rows))]
 
         return joined
 
@@ -433,22 +433,22 @@ class _Slots:
             outputs = frozenset(o for o, v in enumerate(outs) if v is not None and n in v.since)
             if not outputs:
                 continue
-            found = next((k for k in range(at, len(self.all)) if self.all[k].takes(entry, outputs)), None)
-            if found is None:
-                found = len(self.all)
+            place = next((k for k in range(at, len(self.all)) if self.all[k].takes(entry, outputs)), None)
+            if place is None:
+                place = len(self.all)
                 self.all.append(_Slot(entry, outputs))
-            self.all[found].members[branch] = n
-            at = found + 1
+            self.all[place].members[branch] = n
+            at = place + 1
 
     def version(self, output: int, choices: Sequence[BufferVersion | None]) -> BufferVersion | None:
         """Return what an output is a version of, given what it is in each branch; `since` are places of the log."""
         if any(v is None for v in choices):
             return None
-        found = [v for v in choices if v is not None and v.root >= 0]
-        if not found:
+        versions = [v for v in choices if v is not None and v.root >= 0]
+        if not versions:
             return _HOLE
-        root = found[0].root
-        if any(v.root != root for v in found):
+        root = versions[0].root
+        if any(v.root != root for v in versions):
             return None
         since = tuple(k for k, slot in enumerate(self.all) if slot.root == root and output in slot.outputs)
-        return BufferVersion(root, since, len(found) < len(choices) or any(v.has_holes for v in found))
+        return BufferVersion(root, since, len(versions) < len(choices) or any(v.has_holes for v in versions))

@@ -122,9 +122,9 @@ class Masker:
         checks_rows = any(map(jaxprs.checks_rows, jaxprs.jaxprs_in(params)))
         has_buffer = any(x.carry is not None or (x.is_input and jnp.ndim(x.array)) for x in operands)  # perhaps
         if checks_rows or has_buffer:
-            found = self.run(eqn, operands)
-            if found is not None:
-                return found
+            outs = self.run(eqn, operands)
+            if outs is not None:
+                return outs
         with no_mask_reaches() if checks_rows else contextlib.nullcontext():
             return self.as_it_is(eqn, operands)
 
@@ -206,7 +206,7 @@ class Masker:
             change = _Masking(self.active, operands)
             for branch in others:
                 change.traced(branch, [self.active, *(x.array for x in operands)])
-            results += map(change.outside, change.found)
+            results += map(change.outside, change.results)
         joined = _joined([x.array for x in first], results)
         return {x.carry: slot for slot, x in enumerate(joined) if x.carry is not None}
 
@@ -250,18 +250,18 @@ class _Masking(registry.Change):
         self.before = [active]
         self.like = [x if x.carry is None else x._replace(carry=k) for k, x in enumerate(operands)]
         self.carries = [x.carry for x in operands]
-        self.found: list[list[MaskedValue]] = []  #: the results of each jaxpr, by their types
+        self.results: list[list[MaskedValue]] = []  #: the results of each jaxpr, by their types
 
     def body(self, jaxpr: Jaxpr, *operands: Array) -> list[Array]:
         active, *args = operands
         outs = Masker(active).evaluate(jaxpr, _with_arrays(self.like, args))
-        self.found.append(_with_arrays(outs, [jax.typeof(x.array) for x in outs]))
+        self.results.append(_with_arrays(outs, [jax.typeof(x.array) for x in outs]))
         return [x.array for x in outs]
 
     def values(self, outs: Sequence[Array]) -> list[MaskedValue]:
         """Return the results as values outside of the equation."""
-        first, *others = self.found
-        return self.outside(_joined(outs, self.found) if others else _with_arrays(first, outs))
+        first, *others = self.results
+        return self.outside(_joined(outs, self.results) if others else _with_arrays(first, outs))
 
     def outside(self, values: Sequence[MaskedValue]) -> list[MaskedValue]:
         return [x if x.carry is None else x._replace(carry=self.carries[x.carry]) for x in values]
@@ -278,33 +278,33 @@ class _Masking(registry.Change):
             for x in _with_arrays(flagged(self.like, nonzero[1:]), dots)
         ]
         inputs = [MaskedValue(active), *_with_arrays(self.like, args), *linear]
-        found, _ = _evaluated(active, f, (primals, dots), inputs)
+        leaves, _ = _evaluated(active, f, (primals, dots), inputs)
         old = {x.carry: x.array for x in inputs}
-        outs = [_kept(active, x, of.carry, old) for x, of in zip(found, self.found[0], strict=False)]
-        tangents = zip(found[len(outs) :], self.carries_of(self.found[0]), strict=True)
+        outs = [_kept(active, x, of.carry, old) for x, of in zip(leaves, self.results[0], strict=False)]
+        tangents = zip(leaves[len(outs) :], self.carries_of(self.results[0]), strict=True)
         return outs, [_kept(active, x, None if k is None else ~k, old) for x, k in tangents]
 
     def forward(self, f: Callable[..., Any], *operands: Array) -> Any:
         active, *args = operands
         inputs = [MaskedValue(active), *_with_arrays(self.like, args)]
-        found, tree = _evaluated(active, f, operands, inputs)
+        leaves, tree = _evaluated(active, f, operands, inputs)
         old = {x.carry: x.array for x in inputs}
-        outs = [_kept(active, x, of.carry, old) for x, of in zip(found, self.found[0], strict=False)]
-        return outs, jax.tree.unflatten(tree, [x.array for x in found])[1]
+        outs = [_kept(active, x, of.carry, old) for x, of in zip(leaves, self.results[0], strict=False)]
+        return outs, jax.tree.unflatten(tree, [x.array for x in leaves])[1]
 
     def backward(
         self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]
     ) -> tuple[list[Array], Any]:
-        numbers, old = self.carries_of(self.found[0]), dict[int | None, Array]()
+        numbers, old = self.carries_of(self.results[0]), dict[int | None, Array]()
         for k, ct in zip(numbers, cts, strict=True):
             old[k] = old[k] + ct if k in old else ct
         inputs = [MaskedValue(x, None, True, True) for x in (*jax.tree.leaves(kept), *cts)]
         for n, k in enumerate(numbers, len(inputs) - len(cts)):
             inputs[n] = inputs[n]._replace(carry=k if numbers.count(k) == 1 else None)
-        found, tree = _evaluated(before[0], f, (kept, cts), inputs)
+        leaves, tree = _evaluated(before[0], f, (kept, cts), inputs)
         operands = flagged(range(len(self.like)), registry.are_inexact([x.array for x in self.like]))
-        _, log = jax.tree.unflatten(tree, [x.array for x in found])
-        return [_kept(before[0], x, k, old) for x, k in zip(found, operands, strict=False)], log
+        _, log = jax.tree.unflatten(tree, [x.array for x in leaves])
+        return [_kept(before[0], x, k, old) for x, k in zip(leaves, operands, strict=False)], log
 
 
 def _with_arrays(values: Sequence[MaskedValue], arrays: Sequence[Array]) -> list[MaskedValue]:

@@ -1,4 +1,11 @@
-"""Run a `ta_while` that also writes the residuals of every step to tapes."""
+"""Run a `ta_while` that also writes the residuals of every step to tapes.
+
+    while cond(x): x = f(x)
+    # becomes, for a body that also returns its residuals `r`
+    while cond(x): x, r = body(x); tape = ta_write(tape, k, r); k += 1
+
+The tapes are carries of the new loop. `k` is the number of the step of a counted loop; any other loop carries it, too.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

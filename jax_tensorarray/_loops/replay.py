@@ -1,5 +1,11 @@
 """`ta_replay`: the tangents of a loop that kept no tape. Its transpose visits the steps again, last to first.
 
+    dy = ta_replay(f, steps, x, dx)                      # the tangent of `for k in range(steps): x = f(x)`
+    # its transpose is
+    for k in reversed(range(steps)):
+        x = the carry before step k                      # as the strategy finds it
+        ct = vjp(f, x)(ct)
+
 The strategy says how a step is reconstructed: by inverting the step after it, by running on from a checkpoint, or by
 undoing the writes of the steps after it.
 """
@@ -213,8 +219,8 @@ def _transpose(cts: Sequence[Any], *operands: Any, strategy: Strategy, **params:
     const_cts, carry_cts = strategy.pull_back(
         loop, steps, consts, init, extra, zeros, [ad.instantiate_zeros(c) for c in cts]
     )
-    found = [*const_cts, *carry_cts]
-    return [*known, *(ct if ad.is_undefined_primal(x) else None for x, ct in zip(linear, found, strict=True))]
+    linear_cts = [*const_cts, *carry_cts]
+    return [*known, *(ct if ad.is_undefined_primal(x) else None for x, ct in zip(linear, linear_cts, strict=True))]
 
 
 def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, strategy: Strategy, **params: Any) -> Any:
@@ -222,16 +228,16 @@ def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, strate
     steps, consts, init, extra, const_dots, carry_dots = _split(args, loop)
     pred_batched, consts_batched, *others_batched, const_dots_batched, carry_dots_batched = _split(batched, loop)
 
-    def own(xs: Sequence[Array], batched: Sequence[bool], wanted: Sequence[bool]) -> list[Array]:
+    def batched_as(xs: Sequence[Array], batched: Sequence[bool], wanted: Sequence[bool]) -> list[Array]:
         return with_batch_axis(xs, batched, wanted, axis.size)
 
     # Examples share the consts whose tangents they share, and perhaps the number of steps. All else is their own.
     either = merge(const_dots_batched, loop.nonzero_consts, [False] * len(consts))
     either = [value or dot for value, dot in zip(consts_batched, either, strict=True)]
-    consts = own(consts, consts_batched, either)
-    const_dots = own(const_dots, const_dots_batched, flagged(either, loop.nonzero_consts))
+    consts = batched_as(consts, consts_batched, either)
+    const_dots = batched_as(const_dots, const_dots_batched, flagged(either, loop.nonzero_consts))
     init, extra, carry_dots = (
-        own(xs, flags, [True] * len(xs))
+        batched_as(xs, flags, [True] * len(xs))
         for xs, flags in zip([init, extra, carry_dots], [*others_batched, carry_dots_batched], strict=True)
     )
     strategy = strategy.batched(axis, pred_batched, either, consts, init)

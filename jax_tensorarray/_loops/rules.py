@@ -72,8 +72,10 @@ def _transpose_of_pruned(pruned_for: PrunedFor, transpose: Callable[..., Any]) -
 
     def rule(cts: Sequence[Any], *operands: Any, **params: Any) -> Any:
         part = pruned_for([not is_zero(ct) for ct in cts], len(operands), **params)
-        found = transpose(flagged(cts, part.results), *flagged(operands, part.operands), **part.params)
-        return merge(found, part.operands, [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands])
+        operand_cts = transpose(flagged(cts, part.results), *flagged(operands, part.operands), **part.params)
+        return merge(
+            operand_cts, part.operands, [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands]
+        )
 
     return rule
 
@@ -89,7 +91,7 @@ def register(
     jvp: Callable[..., Any] | None = None,
     transpose: Callable[..., Any] | None = None,
     run_checked: Callable[..., Any] | None = None,
-    known_part: Callable[..., Any] = lambda unknown, eqn: None,
+    known_part: Callable[..., Pruned | None] = lambda unknown, **params: None,
     tapes: Callable[[Equation], tuple[Sequence[Var], Any]] | None = None,
     mask: Callable[..., list[masking.MaskedValue]] | None = None,
 ) -> None:
@@ -106,7 +108,8 @@ def register(
         transpose: the transpose, from the cotangents and operands that `pruned_for` leaves. `differentiate` adds these
             two if they are in another module.
         run_checked: what `checkify` checks instead of `run`.
-        known_part: see `_partial_eval_in_checkpoint`. By default, no part is known.
+        known_part: maps flags of the unknown operands, and parameters, to the loop of what does not depend on these;
+            None if that is nothing.
         tapes: maps an equation to the tapes among its results and the number of their steps: see `linearize`.
         mask: how a `Masker` runs an equation of it: see `masking`. Policies of `jax.checkpoint` see only loops with it.
     """
@@ -126,6 +129,7 @@ def register(
         linearize.TAPES[primitive] = tapes
     if mask is not None:
         _compat.asks_policies(primitive)
+        pe.custom_partial_eval_rules[primitive] = functools.partial(_partial_eval, primitive, known_part)
         rule = functools.partial(_partial_eval_in_checkpoint, known_part)
         pe.partial_eval_jaxpr_custom_rules[primitive] = rule
         masking.LOOPS[primitive.name] = mask
@@ -155,23 +159,23 @@ def _types(values: Sequence[Any]) -> tuple[Any, ...]:
 def _jvp(rule: Callable[..., Any], primitive: Primitive) -> Callable[..., Any]:
     @_compat.cached
     def traced(body: Any, params: Any, types: Sequence[Any], nonzero: Sequence[bool]) -> tuple[Any, list[bool]]:
-        found = []
+        has_tangent = []
 
         def f(primals: list[Array], dots: list[Array]) -> list[Array]:
             outs, tangents = rule(primals, merge(dots, nonzero, [zero_tangent(x) for x in primals]), **dict(params))
-            found.append([not is_zero(t) for t in tangents])
-            return [*outs, *flagged(tangents, found[-1])]
+            has_tangent.append([not is_zero(t) for t in tangents])
+            return [*outs, *flagged(tangents, has_tangent[-1])]
 
         n = len(nonzero)
-        return jax.make_jaxpr(f)(list(types[:n]), list(types[n:])), found[-1]
+        return jax.make_jaxpr(f)(list(types[:n]), list(types[n:])), has_tangent[-1]
 
     def jvp(primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
         nonzero = tuple(not is_zero(t) for t in tangents)
         dots = flagged(tangents, nonzero)
-        jaxpr, found = traced(_body(primitive, params), tuple(params.items()), _types([*primals, *dots]), nonzero)
+        jaxpr, has_tangent = traced(_body(primitive, params), tuple(params.items()), _types([*primals, *dots]), nonzero)
         results = jaxprs.function(jaxpr)(*primals, *dots)
-        outs = results[: len(found)]
-        return outs, merge(results[len(found) :], found, [zero_tangent(x) for x in outs])
+        outs = results[: len(has_tangent)]
+        return outs, merge(results[len(has_tangent) :], has_tangent, [zero_tangent(x) for x in outs])
 
     return jvp
 
@@ -181,31 +185,45 @@ def _transpose(rule: Callable[..., Any], primitive: Primitive) -> Callable[..., 
     def traced(
         body: Any, params: Any, types: Sequence[Any], zero: Sequence[Any], linear: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
-        found = []
+        kinds = []
 
         def f(cts: list[Array], known: list[Array]) -> list[Array]:
             given = merge(cts, [z is None for z in zero], [None if z is None else ad.Zero(z) for z in zero])
             undefined = [None if t is None else ad.UndefinedPrimal(t) for t in linear]
             operands = merge(known, [t is None for t in linear], undefined)
             results = rule(given, *operands, **dict(params))
-            found.append([ct if ct is None or is_zero(ct) else True for ct in results])
-            return [ct for ct, kind in zip(results, found[-1], strict=True) if kind is True]
+            kinds.append([ct if ct is None or is_zero(ct) else True for ct in results])
+            return [ct for ct, kind in zip(results, kinds[-1], strict=True) if kind is True]
 
         n = sum(z is None for z in zero)
-        return jax.make_jaxpr(f)(list(types[:n]), list(types[n:])), found[-1]
+        return jax.make_jaxpr(f)(list(types[:n]), list(types[n:])), kinds[-1]
 
     def transpose(cts: Sequence[Any], *operands: Any, **params: Any) -> Any:
         zero = tuple(ct.aval if is_zero(ct) else None for ct in cts)
         linear = tuple(x.aval if ad.is_undefined_primal(x) else None for x in operands)
         arrays = [ct for ct in cts if not is_zero(ct)] + [x for x in operands if not ad.is_undefined_primal(x)]
-        jaxpr, found = traced(_body(primitive, params), tuple(params.items()), _types(arrays), zero, linear)
-        return merge(jaxprs.function(jaxpr)(*arrays), [kind is True for kind in found], found)
+        jaxpr, kinds = traced(_body(primitive, params), tuple(params.items()), _types(arrays), zero, linear)
+        return merge(jaxprs.function(jaxpr)(*arrays), [kind is True for kind in kinds], kinds)
 
     return nonzero_transpose(transpose)
 
 
+def _partial_eval(
+    primitive: Primitive, known_part: Callable[..., Pruned | None], trace: Any, *tracers: Any, **params: Any
+) -> Any:
+    """Run the known part of a loop, and trace all of it for the other results."""
+    unknown = [not t.is_known() for t in tracers]
+    known = known_part(unknown, **params) if any(unknown) else None
+    # With all operands known this runs the loop.
+    outs = trace.default_process_primitive(primitive, tracers, params)
+    if known is None:
+        return outs
+    known_outs = primitive.bind(*(t.pval.get_known() for t in flagged(tracers, known.operands)), **known.params)
+    return merge(known_outs, known.results, outs)
+
+
 def _partial_eval_in_checkpoint(
-    known_part: Callable[[Sequence[bool], Any], tuple[Any, list[bool]] | None],
+    known_part: Callable[..., Pruned | None],
     policy: Any,
     unknown: Sequence[bool],
     instantiated: Sequence[bool],
@@ -214,13 +232,14 @@ def _partial_eval_in_checkpoint(
     """Apply the rule of `jax.checkpoint` for primitives without a rule, with a difference for effects.
 
     JAX would save all results of a loop with effects, and lose results that only a `jax.debug.callback` uses.
-    `known_part` returns the equation of the results that do not depend on unknown operands, and flags these results.
     """
     n = len(eqn.outvars)
     needed = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
     if any(unknown):
-        known, its_results = known_part(unknown, eqn) or (None, [False] * n)
-        return known, eqn, [not there for there in its_results], [True] * n, needed
+        known = known_part(unknown, **eqn.params)
+        if known is None:
+            return None, eqn, [True] * n, [True] * n, needed
+        return known.equation(eqn), eqn, [not there for there in known.results], [True] * n, needed
     decision = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
     if _compat.is_saved(decision):
         return eqn, None, [False] * n, [False] * n, []
@@ -236,15 +255,15 @@ def batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> Callable[..
 
     @_compat.cached
     def traced(body: Any, axis: Axis, params: Any, types: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
-        found = []
+        out_axes = []
 
         def f(*args: Array) -> Any:
             args = tuple(x if d is None else to_front(x, d, axis.size) for x, d in zip(args, dims, strict=True))
             outs, batched = rule(axis, args, [d is not None for d in dims], **dict(params))
-            found.append(axes(batched))
+            out_axes.append(axes(batched))
             return outs
 
-        return jax.make_jaxpr(f)(*types), found[-1]
+        return jax.make_jaxpr(f)(*types), out_axes[-1]
 
     def batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
         axis = Axis(axis_data.name, axis_data.size, axis_data.spmd_name)

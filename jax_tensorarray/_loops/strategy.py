@@ -53,7 +53,12 @@ class Choice:
 
 
 class Strategy:
-    """A way to reconstruct steps in reverse mode."""
+    """A way to reconstruct steps in reverse mode, by two functions.
+
+    `forward` runs the loop, and returns what it stores. `pull_back` visits the steps from the last to the first: it is
+    not a function of one step, since `Checkpoint` runs on from the carries that it has, and `Undo` restores buffers
+    only, not the whole carry. All other methods have a default, for strategies that do not need them.
+    """
 
     #: Whether a tape is kept after all, unless `instead_of` returns a better strategy.
     tapes = False

@@ -119,7 +119,7 @@ class _Planning:
 
         jaxpr = jax.make_jaxpr(step)(*self.linear.whole.in_avals)
         inner = _compat.opened(jaxpr)
-        self.found, self.inner = Sources(jaxpr, self.linear.is_const), inner
+        self.sources, self.inner = Sources(jaxpr, self.linear.is_const), inner
         rest = iter(inner.outvars)
         outs = [next(rest) for _ in self.outs]
         self.body_outs, self.residuals = outs[:n], outs[n:]
@@ -155,13 +155,13 @@ class _Planning:
 
     def version(self, v: Any, *, is_residual: bool = False) -> BufferVersion | None:
         """Return the version of a variable, if it exists at some time while a step is undone."""
-        found = self.versions.get(v)
-        if found is None or found.root not in self.slot_of:
+        held = self.versions.get(v)
+        if held is None or held.root not in self.slot_of:
             return None
-        if found.has_holes and not (is_residual and v not in self.is_read):
+        if held.has_holes and not (is_residual and v not in self.is_read):
             return None
-        chain = self.chain_of[found.root]
-        return found if chain[: len(found.since)] == found.since else None
+        chain = self.chain_of[held.root]
+        return held if chain[: len(held.since)] == held.since else None
 
     def itself(self, v: Any) -> Any:
         """Return the variable that has the same value."""
@@ -177,7 +177,7 @@ class _Planning:
         return [v for v in dict.fromkeys(map(self.itself, filter(_is_variable, values))) if _is_variable(v)]
 
     def is_free(self, v: Any) -> bool:
-        return not _is_variable(v) or v in self.found.unchanging or self.version(v) is not None
+        return not _is_variable(v) or v in self.sources.unchanging or self.version(v) is not None
 
     # --- what to keep ------------------------------------------------------------------------------------------
 
@@ -286,11 +286,11 @@ class _Planning:
         used |= {version.root for v in operands if (version := self.version(v)) is not None}
         roots = self.orbits(used)
         rows = self.variables([v for r in roots for n in self.chain_of[r] for v in self.rows[n]])
-        self.kept |= dict.fromkeys(v for v in rows if v not in self.found.unchanging)
-        shared = [v for v in dict.fromkeys([*residuals, *operands, *rows]) if v in self.found.unchanging]
-        self.found.shared = {v: k for k, v in enumerate(shared)}
+        self.kept |= dict.fromkeys(v for v in rows if v not in self.sources.unchanging)
+        shared = [v for v in dict.fromkeys([*residuals, *operands, *rows]) if v in self.sources.unchanging]
+        self.sources.shared = {v: k for k, v in enumerate(shared)}
         kept, order = list(self.kept), self.in_order()
-        kept_types, steps, num_const_dots = [v.aval for v in kept], self.found.steps(kept), self.linear.num_const_dots
+        kept_types, steps, num_const_dots = [v.aval for v in kept], self.sources.steps(kept), self.linear.num_const_dots
 
         def back(*args: Array) -> list[Array]:
             rest = iter(args)
@@ -348,7 +348,7 @@ class _Planning:
             self.giving(self.body_outs, kept),
             self.num_outs,
             steps,
-            self.found.giving_shared(),
+            self.sources.giving_shared(),
             jaxprs.pruned(jax.make_jaxpr(back)(*inputs)),
             tuple(roots),
             bool(roots),
@@ -379,8 +379,8 @@ class _Planning:
 
     def orbits(self, roots: set[int]) -> list[int]:
         """Return the buffers to restore for these: all that have been in their places."""
-        found, _ = jaxprs.fixed_point(roots, lambda roots: (roots | {self.slot_of[r] for r in roots}, None))
-        return sorted(found)
+        all_roots, _ = jaxprs.fixed_point(roots, lambda roots: (roots | {self.slot_of[r] for r in roots}, None))
+        return sorted(all_roots)
 
     def giving(self, outs: Sequence[Any], kept: Sequence[Any]) -> Any:
         """Return the jaxpr with these results and kept values as its outputs, without reads that are not needed.
@@ -389,7 +389,7 @@ class _Planning:
         rounded value too. Otherwise an `exp(x - m)` that is recomputed from a kept `x` does not match the kept sum of
         such values. `jax.checkpoint` rounds what it saves in the same way.
         """
-        pruned = jaxprs.pruned(self.found.giving([*outs, *kept]))
+        pruned = jaxprs.pruned(self.sources.giving([*outs, *kept]))
         inner = _compat.opened(pruned)
         read = (*inner.outvars, *(v for eqn in inner.eqns for v in eqn.invars))
         used = set(filter(_is_variable, read))

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive, Var
-from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.axis import Axis, axes
-from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs.jaxprs import flagged
 from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.host import ta_host_read, ta_host_read_p
 from jax_tensorarray._loops.rules import Pruned, with_batch_axis
@@ -358,22 +357,6 @@ def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions)
     return _part([not x for x in unknown], [not x for x in carry], cond, body, options)
 
 
-def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
-    unknown = [not t.is_known() for t in tracers]
-    known = _known(unknown, **params) if any(unknown) else None
-    # With all operands known this runs the loop.
-    outs = trace.default_process_primitive(ta_while_p, tracers, params)
-    if known is None:
-        return outs
-    found = ta_while_p.bind(*(t.pval.get_known() for t in flagged(tracers, known.operands)), **known.params)
-    return merge(found, known.results, outs)
-
-
-def _known_equation(unknown: Sequence[bool], eqn: Equation) -> tuple[Any, list[bool]] | None:
-    known = _known(unknown, **eqn.params)
-    return None if known is None else (known.equation(eqn), known.results)
-
-
 def pruned_for(used: Sequence[bool], num_operands: int, cond: Any, body: Any, options: WhileOptions) -> Pruned:
     """Return the loop of the carries that the flagged results and the end depend on. All of it if it keeps no tape."""
     if not options.strategy.tapes:
@@ -500,11 +483,10 @@ rules.register(
     pruned_for=pruned_for,
     batch=_batch,
     run_checked=_run_checked,
-    known_part=_known_equation,
+    known_part=_known,
     tapes=_tapes,
     mask=lambda masked, eqn, operands: _masked(masked, operands, **eqn.params),
 )
-pe.custom_partial_eval_rules[ta_while_p] = _partial_eval
 masking.LOOPS["while"] = lambda masked, eqn, operands: _masked(
     masked, operands, **of_jax(eqn.params, "an inner lax.while_loop")
 )

@@ -185,11 +185,11 @@ def map_fn(
 
 def _check_signature(op: str, argument: str, signature: Any, result: Any) -> None:
     """Raise TypeError if a result of `fn` does not have the structure, the dtypes and the shapes of a signature."""
-    wanted, found = jax.tree.leaves(signature), jax.tree.leaves(result)
+    wanted, leaves = jax.tree.leaves(signature), jax.tree.leaves(result)
     tree: Any = jax.tree.structure(signature)
     if tree != jax.tree.structure(result):
         raise TypeError(f"{op}: {argument} is {signature}, but fn returns {jax.tree.map(jax.typeof, result)}")
-    for want, x in zip(wanted, map(jax.typeof, found), strict=True):
+    for want, x in zip(wanted, map(jax.typeof, leaves), strict=True):
         shape = want.shape if isinstance(want, jax.ShapeDtypeStruct | jax.Array | np.ndarray) else None
         try:
             dtype = jax.dtypes.canonicalize_dtype(want if shape is None else want.dtype)
