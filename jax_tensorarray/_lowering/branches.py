@@ -2,22 +2,22 @@
 
     b = switch(i, [write, read, add], b)
 
-    x = switch(i, [keep, read, keep], b)    # the branches that update nothing
+    x = cond(i == 1, keep, read, b)    # first the branches that update nothing
     b = cond(i == 0, keep, write, b)
     b = cond(i == 2, keep, add, b)
 
 Before jaxlib 0.12, XLA's copy insertion takes the branches of a conditional for steps that run one after the other. A
 branch that updates a buffer in place then seems to destroy what a later branch still needs, and XLA copies the buffer
 in every execution. Only an update in the last branch is safe. So of two branches the one that updates becomes the last.
-Any other conditional whose earlier branches update buffers becomes a chain of two-way conditionals. Each conditional
-either passes everything on or, as its last branch, runs one of the original branches. Exactly one of them does.
+Any other conditional whose earlier branches update buffers becomes a chain of two-way conditionals. Each of them either
+passes the results so far on or, as its last branch, runs one of the original branches. Exactly one does the latter.
 
-Measured on random conditionals in loops: two to four branches that read or update one or two buffers, forward, the
-gradient, and the gradient under `vmap`. On 0.10.2 each of the 39 programs that this pass rewrites has 3 to 18 copies of
-a buffer more per step without it, and the gradient of a `cond` that writes in one branch and reads in the other has 3.
-On 0.12 none of 43 has one more, and a chain takes longer: 1.2 times for the gradient of a switch of three branches. Of
-the programs of `benchmarks`, `nelder_mead` has more copies without this pass on 0.12: four of 4 KB per step, as in
-plain JAX, instead of two. It takes 1.04 times as long as in plain JAX.
+The pass runs only before jaxlib 0.12, where it is worth its code. It changes 12 of 471 programs and gradients of
+`benchmarks.harm`. Without it, 11 of these touch whole buffers 2 to 18 times per step, and nine take 2.6 to 43 times as
+long as with it, about as long as in plain JAX (jax 0.10.2, 29 November 2026, buffers of 4 and 16 KB). On 0.12, none of
+43 random conditionals in loops has one copy more without the pass, and a chain takes longer: 1.2 times for the gradient
+of a switch of three branches. Of the programs of `benchmarks`, `nelder_mead` alone has more copies without the pass on
+0.12: four of 4 KB per step, as in plain JAX, instead of two. It takes 1.04 times as long as in plain JAX.
 
 No conditional keeps an operand that none of its branches uses. The next pass, `ordering`, would take the conditional
 for a reader of such a buffer.
@@ -75,18 +75,13 @@ def _split(block: Block, eqn: Equation, ownership: Ownership) -> Sequence[Atom] 
     if len(branches) == 2 and updating == [0]:
         # In the other order. Of three branches, 0.10 copies if the two others return different things.
         return _cond(block, eqn, _is_run(block, eqn, index, 0, 2), operands, branches[::-1], eqn.outvars)
-    stands_for = _placeholders(eqn, operands, dict.fromkeys(v for values in owned for v in values))
-    passed = [stands_for.get(j) or _zeros(block, eqn, v) for j, v in enumerate(eqn.outvars)]
-    if len(updating) < len(branches):
-        passed = _cond_of_others(block, eqn, index, operands, updating, passed)
-    for k in updating:
-        names = {id(v): passed[j] for j, v in stands_for.items()}
-        own = [names.get(id(x), x) for x in operands]
-        arguments, of_passed = _arguments([*own, *passed], len(own))
-        run = _Jaxprs(arguments)
-        both = [run.returning(branches[k], of_passed), run.extended(branches[k])]
-        passed = _cond(block, eqn, _is_run(block, eqn, index, k, len(branches)), arguments, both, eqn.outvars)
-    return passed
+    buffers = _updated_buffers(eqn, operands, dict.fromkeys(v for values in owned for v in values))
+    results = [buffers.get(j) or _zeros(block, eqn, v) for j, v in enumerate(eqn.outvars)]
+    for k in sorted(range(len(branches)), key=lambda k: k in updating):
+        versions = {id(v): results[j] for j, v in buffers.items()}
+        is_run, current = _is_run(block, eqn, index, k, len(branches)), [versions.get(id(x), x) for x in operands]
+        results = _run_if(block, eqn, is_run, branches[k], current, results)
+    return results
 
 
 def _is_plain(v: Any) -> bool:
@@ -138,9 +133,9 @@ def _owned_operands(branch: Any, operands: Sequence[Atom], ownership: Ownership)
     return [x for x, v in zip(operands, invars, strict=True) if v in owned and not isinstance(x, Literal)]
 
 
-def _placeholders(eqn: Equation, operands: Sequence[Atom], owned: dict[Any, None]) -> dict[int, Any]:
+def _updated_buffers(eqn: Equation, operands: Sequence[Atom], owned: dict[Any, None]) -> dict[int, Any]:
     """Map each result that is an outer buffer, updated in place, to that buffer."""
-    found: dict[int, Any] = {}
+    buffers: dict[int, Any] = {}
     left = dict(owned)
     for branch in eqn.params["branches"]:
         inner = _compat.opened(branch)
@@ -148,23 +143,23 @@ def _placeholders(eqn: Equation, operands: Sequence[Atom], owned: dict[Any, None
         outer = dict(zip(inner.invars, operands, strict=True))
         for j, v in enumerate(inner.outvars):
             source = _source(v, outer, owned, uses)
-            if j not in found and source is not None and source in left:
-                found[j] = source
+            if j not in buffers and source is not None and source in left:
+                buffers[j] = source
                 del left[source]
     for j, result in enumerate(eqn.outvars):
         same = [v for v in left if _are_plain_and_alike(v, result)]
-        if j not in found and same:
-            found[j] = same[0]
+        if j not in buffers and same:
+            buffers[j] = same[0]
             del left[same[0]]
-    return found
+    return buffers
 
 
 def _source(value: Atom, outer: dict[Any, Atom], owned: dict[Any, None], uses: Uses) -> Any:
     """Follow a value back to a buffer that is owned: a result may update the operand in its place, of the same type."""
     while not isinstance(value, Literal):
         if value in outer:
-            found = outer[value]
-            return None if isinstance(found, Literal) or found not in owned else found
+            buffer = outer[value]
+            return None if isinstance(buffer, Literal) or buffer not in owned else buffer
         eqn = uses.maker(value)
         if eqn is None or eqn.primitive.name == "cond":
             return None
@@ -180,71 +175,39 @@ def _are_plain_and_alike(x: Atom, y: Atom) -> bool:
     return _is_plain(x) and _is_plain(y) and has_type_of(x, y)
 
 
-def _arguments(atoms: Sequence[Atom], count: int) -> tuple[list[Atom], list[int]]:
-    """Return the operands of a conditional, those after the first ones once, and where each of these is."""
-    arguments, places = list(atoms[:count]), []
-    for x in atoms[count:]:
-        found = next((k for k, y in enumerate(arguments) if y is x), len(arguments))
-        if found == len(arguments):
-            arguments.append(x)
-        places.append(found)
-    return arguments, places
-
-
-class _Jaxprs:
-    """Makes branches that take some operands."""
-
-    def __init__(self, operands: Sequence[Atom]) -> None:
-        self.operands = operands
-
-    def returning(self, like: Any, numbers: Sequence[int]) -> Any:
-        """Return a branch that passes on some of its operands."""
-        block, invars = Block(like), [_compat.new_variable(x.aval) for x in self.operands]
-        block.constvars, block.consts = [], []
-        return block.jaxpr(invars, [invars[k] for k in numbers])
-
-    def extended(self, branch: Any, results: Sequence[int] | None = None) -> Any:
-        """Return a branch that takes further operands, and perhaps returns some of its results only."""
-        block, inner = Block(branch), _compat.opened(branch)
-        block.eqns = list(inner.eqns)
-        more = [_compat.new_variable(x.aval) for x in self.operands[len(inner.invars) :]]
-        outvars = list(inner.outvars) if results is None else [inner.outvars[j] for j in results]
-        return block.jaxpr([*inner.invars, *more], outvars)
-
-
-def _cond_of_others(
-    block: Block,
-    eqn: Equation,
-    index: Atom,
-    operands: Sequence[Atom],
-    updating: Sequence[int],
-    passed: Sequence[Atom],
+def _run_if(
+    block: Block, eqn: Equation, is_run: Atom, branch: Any, operands: Sequence[Atom], results: Sequence[Atom]
 ) -> list[Atom]:
-    """Add the conditional of the branches that update nothing.
+    """Add a conditional that runs a branch or passes on the results so far, and return the results after it.
 
-    Values that all of them pass on unchanged do not go through it. Otherwise XLA takes the result for a buffer of its
-    own, and copies.
+    Results that the branch passes on as well do not go through it. Otherwise XLA takes one for a buffer of its own, and
+    copies.
     """
-    branches = eqn.params["branches"]
-    others = [_compat.opened(branch) for k, branch in enumerate(branches) if k not in updating]
-
-    def returned(branch: Any, j: int) -> Atom:
-        v = branch.outvars[j]
-        return next((x for x, own in zip(operands, branch.invars, strict=True) if own is v), v)
-
-    changed = [j for j, x in enumerate(passed) if any(returned(branch, j) is not x for branch in others)]
-    if not changed and not any(branch.eqns for branch in others):
-        return list(passed)
-    changed = changed or list(range(len(passed)))
-    arguments, places = _arguments([*operands, *(passed[j] for j in changed)], len(operands))
-    run = _Jaxprs(arguments)
-    new = [
-        run.returning(branch, places) if k in updating else run.extended(branch, changed)
-        for k, branch in enumerate(branches)
+    inner = _compat.opened(branch)
+    outer = dict(zip(inner.invars, operands, strict=True))
+    changed = [
+        j
+        for j, (v, x) in enumerate(zip(inner.outvars, results, strict=True))
+        if isinstance(v, Literal) or outer.get(v) is not x
     ]
-    results = _cond(block, eqn, index, arguments, new, [eqn.outvars[j] for j in changed])
-    through = dict(zip(changed, results, strict=True))
-    return [through.get(j, x) for j, x in enumerate(passed)]
+    if not changed and not inner.eqns:
+        return list(results)
+    changed = changed or list(range(len(results)))  # JAX drops a conditional without results, and with it its effects
+    more = {id(results[j]): results[j] for j in changed}
+    for x in operands:
+        more.pop(id(x), None)
+    arguments = [*operands, *more.values()]
+    variables = [_compat.new_variable(x.aval) for x in arguments]
+    passed = dict(zip(map(id, arguments), variables, strict=True))
+    keep, run = Block(branch), Block(branch)
+    keep.constvars, keep.consts, run.eqns = [], [], list(inner.eqns)
+    both = [
+        keep.jaxpr(variables, [passed[id(results[j])] for j in changed]),
+        run.jaxpr([*inner.invars, *variables[len(operands) :]], [inner.outvars[j] for j in changed]),
+    ]
+    new = _cond(block, eqn, is_run, arguments, both, [eqn.outvars[j] for j in changed])
+    after = dict(zip(changed, new, strict=True))
+    return [after.get(j, x) for j, x in enumerate(results)]
 
 
 def _zeros(block: Block, eqn: Equation, like: Any) -> Atom:
@@ -258,8 +221,8 @@ def _made_of_zeros(*, shape: tuple[int, ...], dtype: Any) -> Any:
 
 def _is_run(block: Block, eqn: Equation, index: Atom, k: int, count: int) -> Atom:
     """Return 1 if a conditional of `count` branches would run branch `k` for `index`, else 0."""
-    (found,) = block.call(_runs, [index], eqn, k=k, count=count)
-    return found
+    (flag,) = block.call(_runs, [index], eqn, k=k, count=count)
+    return flag
 
 
 def _runs(index: Any, *, k: int, count: int) -> Any:
