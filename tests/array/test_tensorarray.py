@@ -234,6 +234,26 @@ def test_an_element_shape_may_have_unknown_dimensions_until_then():
         ta.write(1, jnp.ones((4, 2)))
 
 
+def test_a_split_fills_the_unknown_dimensions_of_the_shape():
+    tas = [fixed(2, element_shape=shape).split(jnp.ones((10, 4)), [5, 5]) for shape in (None, [None, 4])]
+    assert {ta.element_shape for ta in tas} == {(5, 4)}
+
+
+def test_without_inference_only_unknown_dimensions_may_differ():
+    ta = fixed(3, infer_shape=False, element_shape=[None, 4]).write(0, jnp.ones((5, 4)))
+    with pytest.raises(ValueError, match="Incompatible shape for value"):
+        ta.write(1, jnp.ones((1, 3)))
+    assert ta.write(1, jnp.ones((1, 4))).write(2, jnp.ones((5, 4))).concat().shape == (11, 4)
+
+
+@eagerly_and_compiled
+def test_there_may_be_no_rows_and_rows_without_elements(run):
+    empty = fixed(0).unstack(jnp.zeros((0, 3, 5)))
+    assert run(lambda ta: (ta.stack(), ta.concat()), empty)[1].shape == (0, 5)
+    assert run(lambda x: fixed().write(0, x).write(1, x).stack(), jnp.zeros((0, 1))).shape == (3, 0, 1)
+    assert run(lambda: growing(element_shape=(5, 10)).stack()).shape == (0, 5, 10)
+
+
 # --- indices ---------------------------------------------------------------------------------------------------
 
 OUT_OF_RANGE = [
@@ -254,23 +274,6 @@ def test_a_known_index_out_of_range_has_tensorflows_message(f, index, message):
             f(static(), kind(index))
     with pytest.raises(IndexError, match=message):
         jax.jit(lambda ta: jax.tree.leaves(f(ta, index)))(static())
-
-
-@pytest.mark.parametrize(
-    ("f", "op"),
-    [
-        (lambda ta, i: ta.read(i), "read"),
-        (lambda ta, i: ta.gather(jnp.array([0, 1]).at[1].set(i)), "gather"),
-        (lambda ta, i: ta.write(i, [1.0, 2.0]).stack(), "write"),
-        (lambda ta, i: ta.scatter(jnp.array([0, 1]).at[1].set(i), jnp.ones((2, 2))).stack(), "scatter"),
-    ],
-)
-def test_a_traced_index_out_of_range_is_an_error_at_run_time(f, op):
-    compiled = jax.jit(f)
-    for index in (3, -1):
-        message = f"TensorArray.{op}: index {index} is out of range for a TensorArray of size 3"
-        with pytest.raises(RUNTIME_ERRORS, match=message):
-            finish(compiled(static(), index))
 
 
 def test_gather_takes_indices_of_any_shape_and_scatter_none():
@@ -323,30 +326,25 @@ def test_a_wrong_where_or_mode_is_what_it_is_to_the_ops(method, run):
 
 @pytest.mark.slow(but=3)
 @pytest.mark.parametrize("method", MASKABLE)
-@pytest.mark.parametrize("how", ["known", "traced", "traced where"])
-def test_a_row_that_is_not_there_is_an_error_unless_it_is_masked_or_dropped(method, how):
+def test_a_row_that_is_not_there_is_an_error_of_a_compiled_program(method):
+    """For an index or a mask that is traced, and for each example of a batch."""
     (ta, index), f = STRAY[method], MASKABLE[method]
-
-    @functools.partial(jax.jit, static_argnames="mode")
-    def traced(operands, where, mode):
-        return f(*(operands or (ta, index)), where=where, mode=mode)
-
-    def run(where, mode):
-        if how == "known":
-            out, after = f(ta, index, where=where, mode=mode)
-        else:
-            out, after = traced((ta, index) if how == "traced" else (), where, mode)
-        finish(after.stack())
-        return out, after
-
-    for where, mode in [(False, None), (False, "error"), (True, "drop"), (False, "drop")]:
-        out, after = run(np.array(where), mode)
-        assert out == 0
-        np.testing.assert_array_equal(rows(after), rows(ta))
-    for mode in (None, "error"):
-        text = "array size is|max_size is" if how == "known" else out_of_range(method)
-        with pytest.raises((IndexError, *RUNTIME_ERRORS), match=text):
-            run(np.array(True), mode)
+    two = jax.tree.map(lambda x: jnp.stack([x, x]), ta), jnp.array([index, index])
+    for raising, operands in (
+        (f, (ta, index)),
+        (lambda w: f(ta, index, where=w, mode="error"), (True,)),
+        (jax.vmap(f), two),
+        (jax.vmap(lambda ta, i: f(ta, i, mode="error")), two),
+        (jax.vmap(lambda w: f(ta, index, where=w)), (jnp.array([False, True]),)),
+    ):
+        with pytest.raises(RUNTIME_ERRORS, match=out_of_range(method)):
+            finish(jax.jit(raising)(*operands))
+    if method in ("read", "gather", "write", "scatter"):
+        with pytest.raises(RUNTIME_ERRORS, match=rf"TensorArray\.{method}.*: index -1 is out of range"):
+            finish(jax.jit(f)(ta, -1))
+    found, after = jax.jit(jax.vmap(lambda w: f(*jax.tree.map(jnp.asarray, (ta, index)), where=w)))(np.zeros(2, bool))
+    np.testing.assert_array_equal(found, [0, 0])
+    np.testing.assert_array_equal(after.size(), [len(ta)] * 2)
 
 
 @pytest.mark.slow(but=1)
@@ -371,30 +369,6 @@ def test_a_python_index_of_any_magnitude_is_masked_and_dropped(index, x64):
                 np.testing.assert_array_equal(gathered, [0, 1])
 
 
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("method", MASKABLE)
-def test_so_it_is_for_each_example_of_a_batch(method):
-    (ta, index), f = STRAY[method], MASKABLE[method]
-    tas = jax.tree.map(lambda x: jnp.stack([x, x]), ta)
-    indices, wheres = jnp.array([index, index]), jnp.array([True, True])
-    for skipping, operands in (
-        (lambda ta, i: f(ta, i, mode="drop"), (tas, indices)),
-        (lambda ta, i, w: f(ta, i, where=w), (tas, indices, ~wheres)),
-        (lambda w: f(*jax.tree.map(jnp.asarray, (ta, index)), where=w), (~wheres,)),
-    ):
-        out, after = jax.jit(jax.vmap(skipping))(*operands)
-        np.testing.assert_array_equal(out, [0, 0])
-        np.testing.assert_array_equal(after.size(), [len(ta)] * 2)
-    for raising, operands in (
-        (f, (tas, indices)),
-        (lambda ta, i: f(ta, i, mode="error"), (tas, indices)),
-        (lambda w: f(ta, index, where=w), (wheres,)),
-        (lambda w: f(ta, index, where=w), (jnp.array([False, True]),)),
-    ):
-        with pytest.raises(RUNTIME_ERRORS, match=out_of_range(method)):
-            finish(jax.jit(jax.vmap(raising))(*operands))
-
-
 # --- unstack, split --------------------------------------------------------------------------------------------
 
 
@@ -407,19 +381,6 @@ def test_unstack_and_stack_make_no_copy_and_fewer_rows_are_fewer():
 
 
 # --- rows of different shapes ----------------------------------------------------------------------------------
-
-
-@eagerly_and_compiled
-def test_rows_of_different_lengths(run):
-    ta = ragged()
-    np.testing.assert_array_equal(run(lambda ta: ta.read(2), ta), [2, 3, 4])
-    np.testing.assert_array_equal(run(lambda ta: ta.concat(), ta), np.arange(5.0))
-    np.testing.assert_array_equal(run(lambda ta: ta.write(1, [7.0]).concat(), ta), [0, 1, 7, 2, 3, 4])
-    np.testing.assert_array_equal(run(lambda ta: ta.gather([2, 2]), ta), [[2, 3, 4]] * 2)
-    np.testing.assert_array_equal(run(lambda ta: ta.scatter([1, 1], [[5.0], [6.0]]).read(1), ta), [6])
-    np.testing.assert_array_equal(run(lambda ta: next(iter(ta)), ta), [0, 1])
-    assert ta.element_shape is None
-    assert ta.size() == 3
 
 
 def test_rows_of_different_lengths_are_differentiable():
@@ -438,45 +399,14 @@ def test_rows_of_different_lengths_are_differentiable():
     wanted = in_numpy(functools.partial(derivatives, by_hand))(x)
     for found in (jax.jit(functools.partial(derivatives, f))(x), (jax.grad(f)(x), *wanted[1:])):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), found, wanted)
-    grads = jax.grad(lambda ta: jnp.sum(ta.concat() ** 2))(ragged())
+    grads = jax.grad(jax.jit(lambda ta: jnp.sum(ta.concat() ** 2)))(ragged())
     np.testing.assert_array_equal(grads.concat(), 2 * np.arange(5.0))
 
 
-def test_rows_of_different_shapes_are_masked_and_dropped():
-    ta = ragged().scatter([9, 0, 1], [[7.0], [8.0], [9.0]], where=[True, False, True], mode="drop")
-    np.testing.assert_array_equal(ta.read(0, where=True, mode="drop"), ragged().read(0))
-    np.testing.assert_array_equal(ta.gather([1, 1], where=np.array(True)), [[9], [9]])
-    for f in (lambda: ta.read(0, where=False), lambda: ta.read(9, mode="drop"), lambda: ta.gather([1, 9], mode="drop")):
-        with pytest.raises(ValueError, match="a row that is not read is zeros, of no known shape"):
-            f()
-
-
-def test_rows_are_stacked_if_they_may_not_differ_or_do_not():
-    ta = fixed(infer_shape=False, element_shape=(2,))
-    assert jax.jit(lambda i: ta.write(i, [1.0, 1.0]).stack())(1).sum() == 2
-    np.testing.assert_array_equal(fixed(2, infer_shape=False).write(0, [1.0]).write(1, [2.0]).stack(), [[1], [2]])
+def test_rows_that_do_not_differ_yet_are_stacked():
     ta = fixed(infer_shape=False).unstack(jnp.ones((3, 2)))
     np.testing.assert_array_equal(jax.jit(lambda i: ta.read(i))(2), [1, 1])
     np.testing.assert_array_equal(ta.write(1, [5.0]).concat(), [1, 1, 5, 1, 1])
-
-
-def test_rows_of_different_shapes_grow_too():
-    ta = growing(infer_shape=False)
-    for n in (1, 3, 2):
-        ta = ta.append(jnp.full(n, float(n)))
-    np.testing.assert_array_equal(ta.concat(), [1, 3, 3, 3, 2, 2])
-    ta, last = ta.pop()
-    assert (len(ta), last.shape) == (2, (2,))
-    later = ta.write(3, [9.0])
-    with pytest.raises(ValueError, match="row 2 was never written"):
-        later.concat()
-    assert len(ta) == 2
-    grown = jax.jit(lambda x: ta.append(x).append(x[:1]).concat())(jnp.ones(2))
-    np.testing.assert_array_equal(grown, [1, 3, 3, 3, 1, 1, 1])
-    with pytest.raises(
-        IndexError, match=r"TensorArray\.append: there are 1 rows, and max_size is 1; give a larger one"
-    ):
-        growing(infer_shape=False, max_size=1).append(1.0).append(2.0)
 
 
 def test_what_jit_writes_into_them_is_not_seen_outside():
@@ -487,43 +417,6 @@ def test_what_jit_writes_into_them_is_not_seen_outside():
 
 
 # --- arrays that grow ------------------------------------------------------------------------------------------
-
-
-def test_appending_under_a_condition():
-    def positive(xs):
-        return lax.scan(lambda ta, x: (ta.append(x, where=x > 0), None), growing(max_size=3, element_shape=()), xs)[0]
-
-    ta = jax.jit(positive)(jnp.array([1.0, -1.0, 2.0, -2.0, 3.0]))
-    np.testing.assert_array_equal(ta.stack(), [1, 2, 3])
-    assert (ta.size(), ta.size().dtype) == (3, np.int32)
-    with pytest.raises(RUNTIME_ERRORS, match=out_of_range("append")):
-        finish(jax.jit(positive)(jnp.ones(5)))
-    # Examples of a batch have sizes of their own.
-    ta = jax.vmap(positive)(jnp.array([[1.0, -1.0, 2.0], [-1.0, -1.0, 5.0]]))
-    stacked, mask, last = jax.vmap(lambda ta: (ta.stack(pad=True), ta.mask(), ta.read(ta.size() - 1)))(ta)
-    np.testing.assert_array_equal(stacked, [[1, 2, 0], [5, 0, 0]])
-    np.testing.assert_array_equal(mask, [[True, True, False], [True, False, False]])
-    np.testing.assert_array_equal(ta.size(), [2, 1])
-    np.testing.assert_array_equal(last, [2, 5])
-    assert len(jax.tree.map(lambda x: x[0], ta)) == 2
-    with pytest.raises(ValueError, match="came out of vmap or scan"):
-        ta.read(0)
-
-
-@eagerly_and_compiled
-@pytest.mark.parametrize("options", [{}, {"max_size": 4}], ids=["", "max_size"])
-def test_there_are_as_many_rows_as_were_written_inside_and_outside_of_jit_alike(run, options):
-    def f(x):
-        ta = growing(**options).append(x).append(2 * x)
-        return (ta.stack(), ta.concat(), ta.mask()), (ta.stack(pad=True), ta.concat(pad=True))
-
-    (stacked, joined, mask), padded = run(f, jnp.array([1.0, 2.0]))
-    np.testing.assert_array_equal(stacked, [[1, 2], [2, 4]])
-    np.testing.assert_array_equal(joined, [1, 2, 2, 4])
-    zeros = np.zeros((2 if options else 0, 2))
-    np.testing.assert_array_equal(padded[0], [[1, 2], [2, 4], *zeros])
-    np.testing.assert_array_equal(padded[1], [1, 2, 2, 4, *zeros.reshape(-1)])
-    np.testing.assert_array_equal(mask, [True, True, *[False] * len(zeros)])
 
 
 def appended(n):
@@ -555,29 +448,6 @@ def test_a_size_that_is_known_only_at_run_time_takes_a_padded_stack(make):
     np.testing.assert_array_equal(stacked, [*ta.stack(), 0, 0])
     np.testing.assert_array_equal(mask, [True, True, False, False])
     np.testing.assert_array_equal(ta.mask(), mask)
-
-
-def test_so_does_one_that_came_as_a_leaf():
-    ta = growing(max_size=4).append(1.0)
-    with pytest.raises(TypeError, match=r"Write stack\(pad=True\) for 4 rows"):
-        jax.jit(lambda ta: ta.stack())(ta)
-    np.testing.assert_array_equal(jax.jit(lambda ta: ta.stack(pad=True))(ta), [1, 0, 0, 0])
-    np.testing.assert_array_equal(jax.jit(lambda: ta.stack())(), [1])
-
-
-@eagerly_and_compiled
-def test_the_rows_of_a_mask_are_gathered_and_all_others_are_zeros(run):
-    ta = growing(max_size=4).append(1.0).append(2.0)
-    gathered = run(lambda ta: ta.gather(jnp.arange(4), where=ta.mask()), ta)
-    np.testing.assert_array_equal(gathered, [1, 2, 0, 0])
-
-
-def test_the_mask_of_an_array_that_does_not_grow_is_true():
-    for ta, n in ((static(3), 3), (fixed(2), 2), (ragged(), 3), (growing(), 0), (growing(max_size=4), 0)):
-        mask = ta.mask()
-        assert mask.dtype == bool
-        np.testing.assert_array_equal(mask[:n], [True] * n)
-        assert not mask[n:].any()
 
 
 @pytest.mark.slow
@@ -731,7 +601,9 @@ def test_unknown_rows_cannot_enter_control_flow():
 
 def test_but_they_can_enter_jit_and_be_closed_over():
     ta = fixed()
-    np.testing.assert_array_equal(jax.jit(lambda ta: ta.write(1, 5.0).stack())(ta), [0, 5, 0])
+    found = jax.jit(lambda ta: ta.write(1, 5.0))(ta)
+    assert isinstance(found, TensorArray) and (found.element_shape, found.size()) == ((), 3)
+    np.testing.assert_array_equal(found.stack(), [0, 5, 0])
     _, stacked = lax.scan(lambda _, i: (None, ta.write(i, 5.0).stack()), None, jnp.arange(3))
     np.testing.assert_array_equal(stacked, 5 * np.eye(3))
 

@@ -1,4 +1,4 @@
-"""What the class refuses, and what it says then."""
+"""What the class refuses, and what it says then. Errors of TensorFlow's own tests have TensorFlow's words."""
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +83,33 @@ REFUSED_ROWS = [
     (TypeError, r"TensorArray\.split: value must be", lambda: static().split("abc", [1, 1, 1])),
     (TypeError, r"TensorArray\.split: lengths must be integers", lambda: static().split(jnp.ones(3), "abc")),
     (TypeError, "must be integers", lambda: fixed().split(jnp.ones(3), [1.0, 1.0, 1.0])),
+    (ValueError, r"Expected lengths to be a vector, received shape: \[\]", lambda: fixed().split(jnp.ones(3), 1)),
+    *each(
+        *(
+            ValueError,
+            r"Expected sum of lengths to be equal to values.shape\[0\], but sum of lengths is \d and value's",
+        ),
+        *(lambda lengths: fixed(len(lengths), infer_shape=False).split(jnp.ones(3), lengths), [[1], [1, 2, 3]]),
+    ),
+    (
+        *(ValueError, r"Expected value to be at least a vector, but received shape: \[\]"),
+        lambda: fixed(1, infer_shape=False).split(1.0, [1]),
+    ),
+    (
+        *(
+            ValueError,
+            r"size is not equal to the size of lengths \(2 vs. 1\), and the TensorArray is not marked as dyn",
+        ),
+        lambda: fixed(2, infer_shape=False).split(jnp.ones(1), [1]),
+    ),
+    (
+        *(ValueError, "shape|rank"),
+        lambda: fixed(infer_shape=False).write(0, [3.0]).write(1, [4.0]).write(2, [[3.0]]).concat(),
+    ),
+    (
+        *(ValueError, "element_shape"),
+        lambda: TensorArray(f64, size=0, element_shape=(5, None), dynamic_size=True).stack(),
+    ),
     (ValueError, "must not be negative", lambda: fixed(infer_shape=False).split(jnp.ones(3), [-1, 2, 2])),
     (ValueError, r"shape is: \[6, 2\]", lambda: fixed(infer_shape=False).split(jnp.ones((6, 2)), [1, 2, 2])),
     (ValueError, "need infer_shape=False", lambda: fixed().split(jnp.ones(4), [1, 1, 2])),

@@ -42,8 +42,6 @@ from random_programs import weighted
 
 from jax_tensorarray._array import history
 
-pytestmark = pytest.mark.slow
-
 NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "night"
 GONE = "donated to a jitted function"
 
@@ -84,6 +82,7 @@ class Interrupt(NamedTuple):
     what: str
 
 
+ELEMENTS = ("float64",) * 4 + ("int32", "bool", "complex64", "bfloat16")
 DTYPES = ("int", "int", "int8", "uint8", "int64", "uint64", "uint32", "jnp")
 STATEMENTS = weighted(
     {
@@ -313,7 +312,7 @@ class Eager(Lists):
 
 @settings(max_examples=5000 if NIGHT else 3 * settings.default.max_examples)
 @given(
-    programs(STATEMENTS, 20, 30, elems=((2,), (2,), ()), newest=weighted({any_array: 1, ragged: 1})),
+    programs(STATEMENTS, 20, 30, ELEMENTS, ((2,), (2,), ()), newest=weighted({any_array: 1, ragged: 1})),
     st.sampled_from([None, LIMIT]),
     st.sampled_from([2, 256]),
 )

@@ -20,6 +20,8 @@ from random_programs import weighted
 #: Most rows of an array with dynamic_size=True, where there is a limit.
 LIMIT = 7
 BATCH, NUMBERS = 3, 5
+#: Dtypes in which NumPy and XLA round sums and products differently.
+ROUNDED = ("bfloat16", "complex64", "complex128")
 
 # --- the grammar -----------------------------------------------------------------------------------------------
 
@@ -259,8 +261,8 @@ def inputs(program: Program, example: int) -> tuple[np.ndarray, np.ndarray, np.n
     shapes = program.elem, (5, *program.elem), (3, *program.elem)
     if program.dtype.startswith("float"):
         return tuple(np.asarray(rng.standard_normal(shape), program.dtype) for shape in shapes)  # type: ignore[return-value]
-    high = 2 if program.dtype == "bool" else 100
-    return tuple(rng.integers(0, high, shape).astype(program.dtype) for shape in shapes)  # type: ignore[return-value]
+    high, factor = 2 if program.dtype == "bool" else 100, 1 - 1j if program.dtype.startswith("complex") else 1
+    return tuple((rng.integers(0, high, shape) * factor).astype(program.dtype) for shape in shapes)  # type: ignore[return-value]
 
 
 # --- the interpreter -------------------------------------------------------------------------------------------
@@ -445,6 +447,8 @@ def mix(m: Any, how: str, a: Any, b: Any) -> Any:
     dtype = m.program.dtype
     if dtype == "bool":
         return a ^ b
+    if dtype in ROUNDED:
+        return -b
     if not dtype.startswith("float"):
         return a * 3 - b
     match how:
