@@ -1,7 +1,6 @@
 """`jax.vmap` over every combination of in_axes, against a Python loop over the examples."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -109,16 +108,6 @@ def test_a_batch_of_no_examples():
     assert jax.vmap(lambda i: ta.ta_read(buffer.reshape(0, 2), i, mode="drop"))(index).shape == (0, 3, 2)
 
 
-@every([OPS["ta_read"], OPS["ta_swap"]])
-def test_vmap_without_where(op):
-    rng = np.random.default_rng(5)
-    cases = [c[:-1] for c in combinations(op, (None, 0)) if c[-1] is None]
-    given = [[operand(n, rng, (a,)) for n, a in zip(op.operands[:-1], c, strict=True)] for c in cases]
-    f = ours(op, **LIKE_A_CALL[op.name])
-    found = jit(lambda given: [jax.vmap(f, c)(*xs) for c, xs in zip(cases, given, strict=True)])(given)
-    assert_all_same(found, [loop(by_oracle(op), c)(*xs) for c, xs in zip(cases, given, strict=True)], cases)
-
-
 # --- derivatives -----------------------------------------------------------------------------------------------
 
 
@@ -163,35 +152,6 @@ def test_grad_of_vmap_and_vmap_of_grad(op):
             total = np.einsum("b,b...->b...", weights, own)
             total = total.sum(0) if in_axes[k] is None else total
             np.testing.assert_allclose(of_sum[n], total, rtol=1e-6, atol=1e-7, err_msg=f"grad of vmap, {in_axes}")
-
-
-def test_hessians_of_both_modes_agree_with_finite_differences_under_vmap():
-    rng = np.random.default_rng(9)
-    buffers, index = rng.normal(size=(2, 3)), np.array([[2, 0, 2], [1, 1, 5]])
-
-    def f(lib, xp, buffer, index):
-        swapped, old = lib.ta_swap(xp.sin(buffer), index, buffer * buffer, mode="drop")
-        return (xp.sin(swapped) * swapped).sum() + (old**3).sum()
-
-    ours = functools.partial(f, ta, jnp)
-    found = jit(
-        lambda b, i: [
-            jax.vmap(h)(b, i)
-            for h in (
-                jax.jacfwd(jax.jacrev(ours)),
-                jax.jacrev(jax.jacfwd(ours)),
-                jax.jacrev(jax.jacrev(ours)),
-                jax.jacfwd(jax.jacfwd(ours)),
-            )
-        ]
-    )(buffers, index)
-    unit = np.eye(3)
-    for hessian in found:
-        for k, m, n in itertools.product(range(2), range(3), range(3)):
-            expected = oracle.derivative(
-                lambda b, k=k: f(oracle, np, b, index[k]), [buffers[k]], [[unit[m]], [unit[n]]]
-            )
-            np.testing.assert_allclose(hessian[k, m, n], expected, rtol=1e-5, atol=1e-6)
 
 
 # --- a shared buffer is not broadcast --------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`ta_check`: an index that is not of a live row is an error, or -1.
 
-`test_index_errors.py` has the errors that it has in common with the row ops, and `test_batching.py` its batches."""
+`test_index_errors.py` has the errors that it has in common with the row ops, and `test_batching.py` its batches. The
+programs of TensorArrays have its derivatives: each read and write checks its index against the size."""
 
 import functools
 
@@ -10,14 +11,11 @@ import numpy as np
 import ops
 import oracle
 import pytest
-import unrolled
-from in_numpy import in_numpy
 from in_place import assert_in_place
 from jax import jit, lax
-from ops import RUNTIME_ERRORS
 from waiting import finish
 
-from jax_tensorarray import checkpoint_policies, primitives, ta_read, ta_write
+from jax_tensorarray import primitives, ta_read, ta_write
 from jax_tensorarray._ops import reference
 from jax_tensorarray._ops.check import ta_check
 
@@ -148,24 +146,6 @@ def test_arguments_are_checked():
 # --- errors ----------------------------------------------------------------------------------------------------
 
 
-def in_vmap_of_size(index, size):
-    return jax.vmap(lambda s: ta_check(index, s))(jnp.stack([size, size]))[1]
-
-
-def in_vmap_of_others(index, size):
-    """Neither the index nor the size is batched."""
-    return jax.vmap(lambda x: x + ta_check(index, size))(jnp.zeros(2, jnp.int32))[1]
-
-
-@pytest.mark.parametrize("f", [in_vmap_of_size, in_vmap_of_others])
-def test_a_stray_index_raises_on_the_first_call_and_later_ones(f):
-    for g in (f, jax.jit(f)):
-        for stray in (7, -1, 5):
-            with raises(stray):
-                finish(g(jnp.array(stray), jnp.int32(SIZE)))
-            oracle.assert_same_bits(g(jnp.array(4), jnp.int32(SIZE)), np.int32(4))
-
-
 def test_the_error_names_the_op_that_the_user_called():
     with raises(7, op="TensorArray.read"):
         finish(ta_check(7, SIZE, op="TensorArray.read"))
@@ -201,127 +181,7 @@ def test_an_index_known_while_tracing_is_an_error_at_run_time():
     np.testing.assert_array_equal(f(np.int32(8)), [0, 7])
 
 
-# --- dropped ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("axes", [(0, None), (None, 0), (2, 0)], ids=str)
-def test_a_batched_index_is_an_error_unless_it_is_dropped_or_masked(axes):
-    index, size = rng.integers(-1, 8, (3, 2, 4)), np.array([5, 0, 7], np.int32)
-    index = index[0] if axes[0] is None else np.moveaxis(index, 0, axes[0])
-    args = index, size[0] if axes[1] is None else size
-    (expected,) = ops.loop(functools.partial(ops.OPS["ta_check"], oracle), axes)(*args)
-    dropped = jax.vmap(drop, axes)
-    for f in (dropped, jax.jit(dropped)):
-        oracle.assert_same_bits(f(*map(jnp.asarray, args)), expected)
-    masked = jax.vmap(lambda i, s, w: ta_check(i, s, where=w), (*axes, 0))
-    oracle.assert_same_bits(jax.jit(masked)(*args, expected >= 0), expected)
-    for mode in (None, "error"):
-        mapped = jax.vmap(functools.partial(ta_check, mode=mode), axes)
-        for f in (mapped, jax.jit(mapped)):
-            with pytest.raises(RUNTIME_ERRORS, match=r"ta_check: index -?\d+ is out of range .* of size \d"):
-                finish(f(*map(jnp.asarray, args)))
-
-
-def test_an_index_of_an_example_that_does_not_run_is_not_looked_at():
-    """It is in the branch not taken, or has left the loop; also where no rows are read or written."""
-
-    def by_cond(i, s):
-        return lax.cond(i < s, lambda i: ta_check(i, s), lambda i: i - 100, i)
-
-    def by_while(i, s):
-        return lax.while_loop(lambda i: i < s, lambda i: ta_check(i, s) + 1, i)
-
-    index, size = np.array([2, 7, 0], np.int32), np.array([5, 3, 1], np.int32)
-    for f, wanted in ((by_cond, [2, -93, 0]), (by_while, [5, 7, 1])):
-        np.testing.assert_array_equal(jax.jit(jax.vmap(f))(index, size), wanted)
-    stray = jax.jit(jax.vmap(lambda i, s: lax.while_loop(lambda i: i < s, lambda i: ta_check(i, s - 1) + 1, i)))
-    with raises(4, size=4):
-        finish(stray(index[:2], size[:2]))
-
-
 # --- derivatives of what is done with the index ----------------------------------------------------------------
-
-INDEX = np.array([3, 0, 4, 3])
-
-
-def loss_of(read, buffer, index, size):
-    """In each step, a row is read and another written; the size grows."""
-
-    def body(carry, i):
-        b, s, total = carry
-        seen = read(b, i, s)
-        return (ta_write(b, s, jnp.sin(seen) * 2), s + 1, total + (seen**2).sum()), seen
-
-    (b, _, total), rows = lax.scan(body, (buffer, size, 0.0), index)
-    return total + jnp.cos(b).sum() + (rows**3).sum()
-
-
-def checked(b, i, s):
-    return ta_read(b, ta_check(i, s))
-
-
-READS = {
-    "plain": checked,
-    "drop": lambda b, i, s: ta_read(b, drop(i, s), mode="drop"),
-    "cond": lambda b, i, s: lax.cond(s > 0, checked, lambda b, i, s: b[0], b, i, s),
-    "save_reads": jax.checkpoint(checked, policy=checkpoint_policies.save_reads),
-}
-
-
-def by_unrolling(buffer):
-    total, size, rows = 0.0, int(SIZE), []
-    for i in INDEX:
-        seen = unrolled.ta_read(buffer, i)
-        buffer = unrolled.ta_write(buffer, size, jnp.sin(seen) * 2)
-        total, size = total + (seen**2).sum(), size + 1
-        rows.append(seen)
-    return total + jnp.cos(buffer).sum() + (jnp.stack(rows) ** 3).sum()
-
-
-@functools.cache
-def expected_derivatives():
-    return tuple(in_numpy(f(by_unrolling))(BUFFER) for f in (jax.grad, jax.hessian))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("read", READS)
-def test_derivatives_with_a_checked_index_are_those_of_plain_jax(read):
-    def f(buffer):
-        return loss_of(READS[read], buffer, jnp.asarray(INDEX), jnp.int32(SIZE))
-
-    def of(buffer):
-        gradient = jax.grad(f)
-        second = [jax.jacfwd(gradient), *[jax.jacrev(gradient)] * (read == "save_reads")]
-        return [g(buffer) for g in (gradient, jax.jacfwd(f))], [g(buffer) for g in second]
-
-    for found, expected in zip(jit(of)(BUFFER), expected_derivatives(), strict=True):
-        for one in found:
-            np.testing.assert_allclose(one, expected, rtol=1e-10, atol=1e-12)
-
-
-BATCHED = {"cond": (0, 0, None), "save_reads": (0, None, 0)}
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("read", BATCHED)
-def test_gradients_of_batches_are_those_of_plain_jax(read):
-    axes, buffers = BATCHED[read], np.stack([BUFFER, 2 * BUFFER, -BUFFER])
-    expected = in_numpy(jax.vmap(jax.grad(by_unrolling)))(buffers)
-    args = buffers, *(np.stack([x] * 3) if a == 0 else x for x, a in zip((INDEX, SIZE), axes[1:], strict=True))
-    f = functools.partial(loss_of, READS[read])
-    of_batch = jax.grad(lambda *args: jax.vmap(f, axes)(*args).sum())
-    for found in jit(lambda *args: (jax.vmap(jax.grad(f), axes)(*args), of_batch(*args)))(*args):
-        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
-
-
-def test_a_stray_index_raises_in_derivatives():
-    f = functools.partial(loss_of, READS["cond"])
-    second = jax.grad(lambda b, *rest: (jax.grad(f)(b, *rest) ** 2).sum())
-    for derivative in (jax.jit(jax.grad(f)), jax.jit(second)):
-        with raises(7, size=6):
-            finish(derivative(BUFFER, np.array([3, 7, 4, 3]), SIZE))
-        assert np.isfinite(derivative(BUFFER, INDEX, SIZE)).all()
 
 
 def test_an_index_has_no_derivative():

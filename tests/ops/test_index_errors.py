@@ -333,29 +333,6 @@ def test_checkify_finds_the_nan_of_a_sum_and_an_index_into_nothing_raises():
         finish(found_by_checkify(lambda i: ta.ta_read(jnp.zeros((0, 2)), i), 0))
 
 
-# --- dropped ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow(but=1)
-@every(CHECKING_OPS)
-def test_mode_drop_never_raises(op):
-    index = np.array([12, -1, 3])
-    f = functools.partial(call, op, OURS, mode="drop")
-
-    @jax.jit
-    def run(buffer, index):
-        other = zeros_like_results(op, buffer, index[0])
-        branches = [lax.cond(i != 5, lambda i=i: f(buffer, i), lambda: other) for i in index]
-        return (
-            jax.vmap(f, (None, 0))(buffer, index),
-            tuple(map(jnp.stack, zip(*branches, strict=True))),
-            lax.scan(lambda _, i: (0, f(buffer, i)), 0, index)[1],
-        )
-
-    expected = tuple(map(np.stack, zip(*(call(op, oracle, BUFFER, i) for i in index), strict=True)))
-    assert_same(run(jnp.asarray(BUFFER), index), (expected,) * 3)
-
-
 # --- batched ---------------------------------------------------------------------------------------------------
 
 #: Ways to batch an index.
@@ -455,31 +432,6 @@ def test_an_unbatched_index_raises_beside_a_batched_value(op):
         with raises(op, 12):
             finish(f(buffers, 12, values))
         assert_same([x[0] for x in f(buffers, 2, values)], call(op, oracle, BUFFER, 2))
-
-
-@every(THREE_OPS)
-@pytest.mark.parametrize("mode", [None, "error"])
-def test_a_batched_index_raises_under_two_vmaps(op, mode):
-    f = functools.partial(call, op, OURS, mode=mode)
-    nested = jax.jit(jax.vmap(jax.vmap(f, (None, 0)), (0, None)))
-    with raises(op, -3):
-        finish(nested(np.stack([BUFFER, BUFFER]), np.array([1, -3])))
-    assert nested(np.stack([BUFFER, BUFFER]), np.array([1, 3]))[0].shape[:2] == (2, 2)
-
-
-@every(THREE_OPS)
-def test_masked_rows_never_raise(op):
-    index, where = np.array([12, 3, -1, -(2**62)]), np.array([False, True, False, False])
-    value = np.stack([VALUE] * 4)
-    expected = call(op, oracle, BUFFER, index, value, where=where)
-    f = functools.partial(call, op, OURS)
-    assert_same(f(jnp.asarray(BUFFER), jnp.asarray(index), value, where=where), expected)
-    jitted = jax.jit(lambda b, i, v, w: f(b, i, v, where=w))
-    assert_same(jitted(BUFFER, index, value, where), expected)
-    with raises(op, 12):
-        finish(jitted(BUFFER, index, value, ~where))
-    mapped = jax.vmap(lambda b: f(b, jnp.asarray(index), value, where=jnp.asarray(where)))(jnp.asarray(BUFFER)[None])
-    assert_same([x[0] for x in mapped], expected)
 
 
 # --- not executed ----------------------------------------------------------------------------------------------
@@ -629,21 +581,6 @@ def test_a_loop_of_no_steps_never_raises(carried, detour):
     assert f(BUFFER, 12, 0) == 0
     with raises("ta_read", 12):
         finish(f(BUFFER, 12, 1))
-
-
-@every(THREE_OPS)
-def test_a_branch_inside_a_loop_that_is_never_taken_never_raises(op):
-    @jax.jit
-    def f(buffer, index, taken):
-        def body(_, total):
-            return lax.cond(taken, lambda: total + call(op, OURS, buffer, index)[-1].sum(), lambda: total + 1.0)
-
-        return lax.fori_loop(0, 3, body, 0.0)
-
-    assert f(BUFFER, 12, False) == 3
-    with raises(op, 12):
-        finish(f(BUFFER, 12, True))
-    np.testing.assert_allclose(f(BUFFER, 4, True), 3 * call(op, oracle, BUFFER, 4)[-1].sum(), rtol=1e-15)
 
 
 @pytest.mark.slow(but=1)

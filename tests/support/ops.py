@@ -1,4 +1,4 @@
-"""One table of the ops, for tests that are the same for several of them: operands, oracles, and every context.
+"""One table of the ops, for tests that are the same for several of them: operands, oracles, and ways to call them.
 
 An entry is called with the library, its oracle in NumPy, or plain JAX: `OPS["ta_add"](OURS, buffer, index, value,
 where)`. The result is a tuple of arrays.
@@ -125,7 +125,7 @@ def examples(in_axes: Any, xs: Any) -> Iterator[list[np.ndarray]]:
         yield [x if a is None else np.take(x, k, a) for x, a in zip(xs, in_axes, strict=True)]
 
 
-# --- everywhere that JAX lets a program put an op ------------------------------------------------------------------
+# --- an op by itself, and in a loop ------------------------------------------------------------------
 
 #: Duplicates (2), a masked position (the first 3), one out of range (7), and a row that nobody addresses (4).
 SIZE, ELEM = 5, (2,)
@@ -159,10 +159,6 @@ def _direct(op: Op, *args: Any) -> tuple[Any, ...]:
     return call(op, OURS, *args)
 
 
-def _nested_jit(op: Op, *args: Any) -> tuple[Any, ...]:
-    return jax.jit(lambda *inner: jax.jit(lambda *innermost: call(op, OURS, *innermost))(*inner))(*args)
-
-
 def _one_position(op: Op, buffer: Any, rows: Any, x: Any) -> tuple[Any, Any]:
     """The op at one position: the buffer afterwards and the row that came out."""
     results = dict(zip(op.results, op(OURS, buffer, *x), strict=True))
@@ -173,62 +169,13 @@ def _results(op: Op, buffer: Any, rows: Any) -> tuple[Any, ...]:
     return tuple({"buffer": buffer, "value": rows}[name] for name in op.results)
 
 
-def _scan(op: Op, buffer: Any, *xs: Any, wrap: Callable[..., Any] = lambda f: f) -> tuple[Any, ...]:
-    body = wrap(lambda b, x: _one_position(op, b, jnp.zeros_like(buffer[0]), x))
+def _scan(op: Op, buffer: Any, *xs: Any) -> tuple[Any, ...]:
+    body = lambda b, x: _one_position(op, b, jnp.zeros_like(buffer[0]), x)  # noqa: E731
     return _results(op, *lax.scan(body, buffer, xs))
 
 
-def _start(buffer: Any, count: int) -> tuple[Any, Any]:
-    return buffer, jnp.zeros((count, *buffer.shape[1:]), buffer.dtype)
-
-
-def _loop_step(op: Op, k: Any, carry: Any, xs: Any) -> Any:
-    buffer, rows = carry
-    buffer, row = _one_position(op, buffer, rows[k], [x[k] for x in xs])
-    return buffer, rows.at[k].set(row)
-
-
-def _fori_loop(op: Op, buffer: Any, *xs: Any) -> tuple[Any, ...]:
-    count = len(xs[0])
-    return _results(op, *lax.fori_loop(0, count, lambda k, c: _loop_step(op, k, c, xs), _start(buffer, count)))
-
-
-def _while_loop(op: Op, buffer: Any, *xs: Any) -> tuple[Any, ...]:
-    count = len(xs[0])
-    start = (jnp.int32(0), _start(buffer, count))
-    _, carry = lax.while_loop(lambda c: c[0] < count, lambda c: (c[0] + 1, _loop_step(op, c[0], c[1], xs)), start)
-    return _results(op, *carry)
-
-
-def _cond(op: Op, buffer: Any, *rest: Any) -> tuple[Any, ...]:
-    other = [jnp.zeros(r.shape, r.dtype) for r in jax.eval_shape(lambda: call(op, OURS, buffer, *rest))]
-    return lax.cond(jnp.sum(buffer) < 99, lambda: call(op, OURS, buffer, *rest), lambda: tuple(other))
-
-
-def _checkpointed_scan(op: Op, *args: Any) -> tuple[Any, ...]:
-    def wrap(body: Callable[..., Any]) -> Callable[..., Any]:
-        return jax.checkpoint(body, policy=ta.checkpoint_policies.save_reads, prevent_cse=False)
-
-    return _scan(op, *args, wrap=wrap)
-
-
-def _vmap(op: Op, *args: Any) -> tuple[Any, ...]:
-    out = jax.vmap(lambda *one: call(op, OURS, *one))(*(jnp.stack([x, x]) for x in args))
-    return tuple(x[1] for x in out)
-
-
 #: name -> (op, buffer, *rest) -> results
-CONTEXTS: dict[str, Callable[..., tuple[Any, ...]]] = {
-    "direct": _direct,
-    "nested_jit": _nested_jit,
-    "scan": _scan,
-    "fori_loop": _fori_loop,
-    "while_loop": _while_loop,
-    "cond": _cond,
-    "checkpoint": lambda op, *args: jax.checkpoint(lambda *inner: call(op, OURS, *inner))(*args),
-    "checkpointed_scan": _checkpointed_scan,
-    "vmap": _vmap,
-}
+CONTEXTS: dict[str, Callable[..., tuple[Any, ...]]] = {"direct": _direct, "scan": _scan}
 
 
 def in_context(context: str, op: Op, buffer: Any, value: Any) -> tuple[Any, ...]:
