@@ -16,21 +16,15 @@ from loop_programs import (
     POINT,
     POINTS,
     PROGRAMS,
-    PYTHON,
-    ROWS,
     STEPS,
     TOLERANCE,
     along,
     assert_close,
-    counted,
-    evaluated,
     expected,
     gradient,
     library,
-    loss,
     pushed,
     python_fori,
-    python_while,
     up_to,
     vector,
     weighted,
@@ -39,7 +33,6 @@ from loop_programs import (
 )
 
 import jax_tensorarray as ta
-from jax_tensorarray import ta_read, ta_write
 
 #: name -> (transformation of a function of p, order of the derivative, what it gives of the exact one).
 EVERY = {
@@ -74,18 +67,6 @@ def test_derivatives(turn, name):
             _, order, pick = kinds.get(kind, EVERY["grad"])
             if order < 2 or n == MAX + 3:
                 assert_close(derivative, pick(expected(name, n, order)), f"{kind}, {n} steps")
-
-
-@pytest.mark.slow
-def test_third_derivatives():
-    name = "until_converged"
-
-    @jit
-    def found(p, n):
-        f = functools.partial(PROGRAMS[name], OURS, n=n)
-        return jax.grad(lambda p: jnp.vdot(gradient(pushed(f))(p), jnp.asarray(DIRECTION)))(p)
-
-    assert_close(found(POINT, 2), weighted(expected(name, 2, 3)) @ DIRECTION @ DIRECTION)
 
 
 @pytest.mark.slow
@@ -138,57 +119,6 @@ def test_every_example_of_a_batch_takes_its_own_number_of_steps(turn, name):
         assert_close(shared, wanted.sum(0), "of what is the same for every example")
     assert_close(values, expected_batch(name, 0), "values")
     assert_close(gradients, wanted, "gradients")
-
-
-@pytest.mark.slow
-def test_batches_of_batches_and_of_hessians():
-    name = "appends_and_pops"
-    f = functools.partial(PROGRAMS[name], OURS)
-
-    @jit
-    def found(ps, ns):
-        squares = [a.reshape(2, 2, *a.shape[1:]) for a in (ps, ns)]
-        return {
-            "vmap of vmap": jax.vmap(jax.vmap(f))(*squares),
-            "vmap of grad of vmap": jax.vmap(
-                lambda ps, ns: jax.grad(lambda ps: jnp.sum(jax.vmap(loss(f))(ps, ns)))(ps)
-            )(*squares),
-            "vmap of hessian": jax.vmap(jax.hessian(loss(f)))(ps, ns),
-        }
-
-    found = found(POINTS, BATCH_STEPS)
-    value, first, second = (expected_batch(name, order) for order in (0, 1, 2))
-    assert_close(found["vmap of vmap"].reshape(value.shape), value)
-    first = np.stack([weighted(d) for d in first])
-    assert_close(found["vmap of grad of vmap"].reshape(first.shape), first)
-    assert_close(found["vmap of hessian"], np.stack([weighted(d) for d in second]))
-
-
-def several_arguments(lib, x, w, b, n):
-    def step(i, y, b):
-        y = jnp.sin(y * w + lib.read(b, i // 2))
-        return y, lib.write(b, i, y * lib.read(b, i))
-
-    y, b = counted(lib, n, step, x, b)
-    return jnp.vdot(vector(y, b), weights(1 + ROWS))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batched", [(0, 1, 2, 3), (0,), (1,), (2,), (3,)])
-def test_in_axes(batched):
-    """All arguments differ, or a single one."""
-    arguments = POINTS[:, 0], POINTS[:, 1], POINTS[:, 2:], BATCH_STEPS
-    args = [a if k in batched else a[0] for k, a in enumerate(arguments)]
-    examples = [[a[e] if k in batched else a for k, a in enumerate(args)] for e in range(4)]
-    axes = [0 if k in batched else None for k in range(4)]
-    if 2 in batched:  # of a buffer any axis may be the batch
-        args[2], axes[2] = args[2].T, 1
-    f = jax.value_and_grad(functools.partial(several_arguments, OURS), argnums=(0, 1, 2))
-    found = jit(jax.vmap(f, axes))(*args)
-    for k, (*variables, n) in enumerate(examples):
-        python = functools.partial(several_arguments, PYTHON, n=int(n))
-        one = evaluated(jax.value_and_grad(python, argnums=(0, 1, 2)), *variables)
-        jax.tree.map(lambda a, e, k=k: assert_close(a[k], e), found, one)
 
 
 # --- arguments and results -------------------------------------------------------------------------------------
@@ -273,39 +203,6 @@ def test_the_index_of_fori_loop_has_the_dtype_that_it_has_in_jax(dtype):
 
 
 XS = np.linspace(0.1, 0.9, 5)
-SCANS = {
-    "reverse": {"reverse": True},
-    "unroll": {"unroll": 2},
-    "unroll all": {"unroll": True},
-}
-
-
-def rows_by(scan, options, x, xs):
-    def f(c, x):
-        i, y, b = c
-        y = jnp.sin(y * x + ta_read(b, i))
-        return (i + 1, y, ta_write(b, i, y)), {"y": y, "i": i}
-
-    (_, y, b), ys = scan(f, (0, x, jnp.sin(xs)), xs, **SCANS[options])
-    return vector(y, b, ys["y"], ys["i"])
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("options", SCANS)
-def test_scan_is_that_of_jax(options):
-    @jit
-    def jacobians(x, xs):
-        ours = [jax.jacrev(functools.partial(rows_by, functools.partial(ta.scan, residuals=r), options), (0, 1))(x, xs)
-                for r in ("auto", "tape", "recompute")]  # fmt: skip
-        return ours, jax.jacfwd(functools.partial(rows_by, lax.scan, options), (0, 1))(x, xs)
-
-    ours, jaxs = jacobians(0.7, XS)
-    for found in ours:
-        jax.tree.map(assert_close, found, jaxs)
-
-
-def test_scan_without_xs():
-    assert jax.grad(lambda x: ta.scan(lambda c, _: (c * x, None), 1.0, length=3)[0])(2.0) == 12
 
 
 def pair(a, x):
@@ -354,22 +251,6 @@ def test_folds_are_those_of_python(length, start, reverse):
     jax.tree.map(assert_close, found(XS[:length], start), wanted(XS[:length], start))
 
 
-def test_map_fn_is_that_of_python():
-    def f(x):
-        return {"a": jnp.sin(x["x"]) * x["y"].sum(), "b": x["y"]}
-
-    def total(mapped, x):
-        out = mapped(f, {"x": x, "y": jnp.outer(x, x)})
-        return jnp.sum(out["a"] ** 2) + jnp.sum(jnp.cos(out["b"]))
-
-    def python(f, elems):
-        outs = [f(jax.tree.map(lambda v, k=k: v[k], elems)) for k in range(5)]
-        return jax.tree.map(lambda *v: jnp.stack(v), *outs)
-
-    found, wanted = (jit(jax.hessian(functools.partial(total, mapped)))(XS) for mapped in (ta.tf.map_fn, python))
-    assert_close(found, wanted)
-
-
 def test_folds_of_nothing():
     nothing = jnp.zeros((0, 2))
     np.testing.assert_array_equal(ta.tf.foldl(jnp.add, nothing, jnp.ones(2)), [1, 1])
@@ -379,52 +260,3 @@ def test_folds_of_nothing():
     for name in ("foldl", "foldr", "scan"):
         with pytest.raises(ValueError, match=f"tf.{name}:"):
             getattr(ta.tf, name)(jnp.add, nothing)
-
-
-# --- dtypes ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
-def test_derivatives_have_the_dtype_of_the_carry(dtype):
-    def f(loop, x, b):  # exact in all of these dtypes
-        def body(c):
-            i, y, b = c
-            y = y * 2 - b[i % 4]
-            return i + 1, y, b.at[i % 4].set(y * y)
-
-        return loop(up_to(2), body, (0, x, b))[2]
-
-    def value_and_cotangents(loop, *args):
-        value, pull = jax.vjp(functools.partial(f, loop), *args)
-        return value, *pull(value)
-
-    args = jnp.asarray(0.5, dtype), jnp.asarray([0.25, 1.0, 2.0, 0.5], dtype)
-    found, wanted = (
-        jit(functools.partial(value_and_cotangents, loop))(*args) for loop in (OURS.while_loop, python_while)
-    )
-    for a, e in zip(found, wanted, strict=True):
-        assert a.dtype == dtype
-        np.testing.assert_array_equal(a, e)
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize(("make_key", "residuals"), [(jax.random.key, "tape"), (jax.random.PRNGKey, "recompute")])
-def test_random_keys_in_the_carry(make_key, residuals):
-    def f(loop, x, seed, n):
-        def body(c):
-            i, key, y = c
-            key, now = jax.random.split(key)
-            return i + 1, key, jnp.sin(y * x) + jax.random.normal(now, dtype=float)
-
-        _, key, y = loop(up_to(n), body, (0, make_key(seed), x))
-        return y + jax.random.normal(key, dtype=float)
-
-    ours = jax.value_and_grad(functools.partial(f, functools.partial(ta.while_loop, max_steps=5, residuals=residuals)))
-    seeds, ns = np.array([1, 2, 3]), np.array([3, 0, 5])
-    wanted = [jax.value_and_grad(functools.partial(f, python_while))(0.7, s, n) for s, n in zip(seeds, ns, strict=True)]
-    one, batch = jit(lambda *args: (ours(*(jnp.ravel(a)[0] for a in args)), jax.vmap(ours, (None, 0, 0))(*args)))(
-        0.7, seeds, ns
-    )
-    np.testing.assert_allclose(one, wanted[0], rtol=TOLERANCE)
-    np.testing.assert_allclose(np.stack(batch, 1), wanted, rtol=TOLERANCE)

@@ -22,8 +22,8 @@ MOST = 6
 class Plain:
     """Loops and row ops in plain JAX, with every derivative."""
 
-    def scan(f, init, xs, residuals=None):
-        return lax.scan(f, init, xs)
+    def scan(f, init, xs, residuals=None, reverse=False):
+        return lax.scan(f, init, xs, reverse=reverse)
 
     def fori_loop(n, body, init, residuals=None):
         return lax.scan(lambda c, i: (body(i, c), None), init, jnp.arange(n))[0]
@@ -59,12 +59,12 @@ class Ours:
 
 def looped(lib, kind, residuals, body, carry, rows, n):
     """Return the carry after `body(i, carry, row)`, and its outputs. A `while_loop` takes `n` steps."""
-    if kind in ("scan", "scan of JAX", "scan in a cond", "scan in a checkpoint"):
+    if kind.startswith("scan"):
 
         def run(carry, rows):
-            numbered = jnp.arange(len(rows)), rows
-            how = {} if kind == "scan of JAX" else {"residuals": residuals}
-            return (lib.scan if how else lax.scan)(lambda c, x: body(x[0], c, x[1]), carry, numbered, **how)
+            numbered, how = (jnp.arange(len(rows)), rows), {"reverse": kind == "scan in reverse"}
+            scan = lax.scan if kind == "scan of JAX" else functools.partial(lib.scan, residuals=residuals)
+            return scan(lambda c, x: body(x[0], c, x[1]), carry, numbered, **how)
 
         if kind == "scan in a cond":
             return lax.cond(carry[2] < 100, run, lambda *args: args, carry, rows)
@@ -123,6 +123,21 @@ def branches(lib, b, x, i, k, c, row):
     return (s, t, u * 0.9), row + lib.read(t, k)
 
 
+@jax.custom_vjp
+def sine(x):
+    return jnp.sin(x)
+
+
+sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (jnp.clip(ct, -0.3, 0.3) * x,))
+
+
+def rules(lib, b, x, i, k, c, row):
+    """With a rule of the user, which is no derivative, and integers, which have none."""
+    s, t, u = c
+    t = lib.add(t, i % 4, sine(row * x) + jnp.floor(u))
+    return (t, s, lax.cond(i % 2 == 0, sine, lambda u: u * x, u)), sine(row * u) + lib.read(t, k)
+
+
 BODIES = {
     "swaps": swaps,
     "closes over": closes_over,
@@ -130,12 +145,13 @@ BODIES = {
     "reads all": reads_all,
     "integers": integers,
     "branches": branches,
+    "rules": rules,
 }
 
 
 def program(lib, kinds, kept, body, b, z, x):
     """Return the end of loops in loops, which carry on what the inner ones stack."""
-    n = 2 + jnp.int32(x > 0.4)
+    n = 1 + 2 * jnp.int32(x > 0.4)
 
     def level(depth, i, carry, row):
         if depth == len(kinds):
@@ -255,7 +271,7 @@ def assert_same(ours, plain):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9), ours, plain)
 
 
-KINDS = ["scan", "scan of JAX", "scan in a cond", "scan in a checkpoint", "fori_loop", "while_loop"]
+KINDS = ["scan", "scan of JAX", "scan in reverse", "scan in a cond", "scan in a checkpoint", "fori_loop", "while_loop"]
 KEPT = ["tape", "undo", "recompute", "auto", Checkpoint(1), Checkpoint(2), Checkpoint(3)]
 AXES = [axes for axes in itertools.product((0, 1, 2, None), (0, 1, 2, None), (0, None)) if set(axes) != {None}]
 
@@ -265,10 +281,11 @@ AXES = [axes for axes in itertools.product((0, 1, 2, None), (0, 1, 2, None), (0,
     ("way", "axes", "kinds", "kept", "body"),
     [
         ("grad(vmap)", (0, None, None), ("scan of JAX", "scan"), ("tape", "undo"), "swaps"),
-        ("grad(vmap)", (None, 1, 0), ("scan of JAX", "scan"), ("tape", Checkpoint(2)), "closes over"),
+        ("grad(vmap)", (None, 1, 0), ("scan of JAX", "while_loop"), ("tape", Checkpoint(2)), "closes over"),
         ("jacfwd", (), ("fori_loop", "scan"), (Checkpoint(3), Checkpoint(1)), "swaps"),
-        ("grad(vmap)", (2, None, 0), ("scan of JAX", "scan"), ("tape", "undo"), "branches"),
+        ("grad(vmap)", (2, None, 0), ("scan of JAX", "scan in reverse"), ("tape", "undo"), "branches"),
         ("jvp(vmap)", (1, 2, None), ("fori_loop", "scan"), (Checkpoint(1), "undo"), "reads all"),
+        ("grad(vmap(grad))", (0, None, 0), ("while_loop", "scan"), ("undo", Checkpoint(2)), "rules"),
     ],
 )
 def test_loops_in_loops_are_batched_and_differentiated(way, axes, kinds, kept, body):
@@ -278,6 +295,8 @@ def test_loops_in_loops_are_batched_and_differentiated(way, axes, kinds, kept, b
 @st.composite
 def programs(draw):
     body, way, axes = (draw(st.sampled_from(xs)) for xs in ([*BODIES, "inverse"], list(WAYS), AXES))
+    if body == "rules":
+        way = draw(st.sampled_from([way for way in WAYS if "grad" in way or way == "jacrev"]))
     most = 2 if way.count("grad") + 2 * way.count("hessian") > 1 else 3  # a derivative of a derivative takes long
     kinds = draw(st.lists(st.sampled_from(KINDS), min_size=2, max_size=most))
     kept = [draw(st.sampled_from(KEPT)) for _ in kinds]
@@ -287,7 +306,7 @@ def programs(draw):
     return way, axes, tuple(kinds), tuple(kept), body
 
 
-@hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 8 // 25)
+@hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 12 // 25)
 @hypothesis.given(programs())
 def test_any_loops_in_loops(program):
     way, axes, kinds, _, body = program

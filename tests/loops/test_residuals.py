@@ -1,4 +1,6 @@
-"""Every way to keep residuals gives the derivatives of the tape."""
+"""What each way to keep residuals stores, and chooses; where it could go wrong, its derivatives.
+
+Its derivatives in general: `test_loops_in_loops.py`."""
 
 import dataclasses
 import functools
@@ -14,75 +16,14 @@ from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from waiting import finish
 
-from jax_tensorarray import fori_loop, in_place, scan, ta_add, ta_read, ta_swap, ta_write, while_loop
+from jax_tensorarray import fori_loop, in_place, scan, ta_add, ta_read, ta_write, while_loop
 from jax_tensorarray.residuals import Auto, Checkpoint, Choice, Inverse, Recompute, Tape, Undo, explain
 
 MOST = 20
 
 
-def with_rows(x, w, n, ys, **how):
-    """Rows are read, overwritten, exchanged and added to, and all of them are used in every step."""
-
-    def body(c):
-        i, y, ys = c
-        ys, old = ta_swap(ys, jnp.array([0, 2, 0]) + i % 3, jnp.stack([y, y * 2, y * 3]))
-        ys = ta_add(ys, jnp.array([1, 1]), jnp.array([0.1, 0.2]) * y)
-        ys = jax.jit(lambda ys: ta_write(ys, i, y * w[0] + ta_read(ys, i // 2)))(ys)
-        return i + 1, jnp.sin(y + old.sum() + jnp.dot(ys, w)), ys
-
-    _, y, ys = while_loop(lambda c: c[0] < n, body, (0, x, ys), max_steps=MOST, on_limit="stop", **how)
-    return y**2 + (ys**2).sum()
-
-
-YS, W = np.linspace(0.1, 1, MOST), np.linspace(-0.3, 0.4, MOST)
-
-
 def assert_same(ours, wanted):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), ours, wanted)
-
-
-@functools.cache
-def gradients_of_rows(residuals):
-    """Of one example, and of some that end by themselves."""
-    gradient = jax.grad(functools.partial(with_rows, residuals=residuals), (0, 1, 3))
-    xs, ns, scales = np.array([0.3, 0.4, 0.5, 0.6]), np.array([0, 1, 7, MOST + 3]), np.array([1.0, 2.0, 0.5, -1.0])
-    both = jit(lambda one, batch: (gradient(*one), jax.vmap(gradient, (0, None, 0, 0))(*batch)))
-    return both((0.3, W, 11, YS), (xs, W, ns, YS * scales[:, None]))
-
-
-#: The derivatives of few steps, and all of second order, are those of `coupled`, below, and of the random programs.
-@pytest.mark.slow
-@pytest.mark.parametrize("residuals", ["recompute", "undo", Checkpoint(3)])
-def test_derivatives_of_many_steps(residuals):
-    assert_same(gradients_of_rows(residuals), gradients_of_rows("tape"))
-
-
-@functools.cache
-def gradients_of_scans(residuals):
-    def step(w, c, x):
-        a, b = c
-        b = b + jnp.tanh(a @ w) * x
-        a = a + jnp.sin(b)
-        return (a, b), a * b
-
-    def back(w, c, x):
-        a, b = c
-        a = a - jnp.sin(b)
-        return a, b - jnp.tanh(a @ w) * x
-
-    def f(c, xs, w, reverse):
-        kept = Inverse(functools.partial(back, w)) if residuals == "inverse" else residuals
-        (a, b), ys = scan(functools.partial(step, w), (c, 2 * c), xs, reverse=reverse, residuals=kept)
-        return (ys**2).sum() + (a * b).sum()
-
-    args = np.array([0.1, 0.2, 0.3]), np.linspace(0.1, 0.2, 17), np.linspace(0.1, 0.9, 9).reshape(3, 3)
-    return jit(lambda *args: [jax.grad(f, (0, 1, 2))(*args, reverse) for reverse in (False, True)])(*args)
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("residuals", ["undo", Checkpoint(3), "inverse", "recompute"])
-def test_scans(residuals):
-    assert_same(gradients_of_scans(residuals), gradients_of_scans("auto"))
 
 
 @pytest.mark.slow(but=1)
@@ -133,25 +74,6 @@ def test_a_body_that_uses_a_whole_buffer_keeps_rows_only():
     for how in ({}, {"residuals": "undo"}):
         assert temporary(4000, **how) < 6 * temporary(1000, **how)  # 16 times as much with a tape
     assert temporary(4000, residuals="tape") > 100 * temporary(4000, residuals="undo")
-
-
-@pytest.mark.slow
-def test_a_buffer_that_only_it_depends_on_is_kept_too():
-    def f(b, xs, **how):
-        def body(c):
-            i, b = c
-            return i + 1, ta_write(b, i, jnp.tanh(ta_read(b, i // 2) + ta_read(xs, i)))
-
-        return jnp.sum(while_loop(lambda c: c[0] < 7, body, (0, b), max_steps=8, **how)[1] ** 2)
-
-    @jit
-    def gradients(*args):
-        kept = (Tape(), *map(Checkpoint, (1, 3, 16)))
-        return [jax.grad(functools.partial(f, residuals=residuals), (0, 1))(*args) for residuals in kept]
-
-    tape, *checkpointed = gradients(np.linspace(0.1, 0.9, 16).reshape(8, 2), np.linspace(-1, 0.5, 16).reshape(8, 2))
-    for found in checkpointed:
-        assert_same(found, tape)
 
 
 def rotated(x, w, back, n=5, check=False):
@@ -569,48 +491,6 @@ def test_rows_that_a_function_writes_are_undone(name):
     assert_no_whole_buffer_copy(compiled(lambda b: gradient(undo, write_once, 200)(args[0], b), buffer), buffer)
 
 
-@jax.custom_vjp
-def sine(x):
-    return jnp.sin(x)
-
-
-sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (jnp.clip(ct, -0.3, 0.3) * x,))
-
-
-def coupled(x, w, n, loop, row, add):
-    """Carries that are passed on, that are not differentiated, and that are rows; rules of the user; a loop inside."""
-
-    def body(c):
-        i, p, q, r, x, y, b = c
-        q = q + sine(r)
-        r = r + lax.cond(i % 2 == 0, sine, jnp.cos, q)
-        x = x + sine(y * p) * w + q
-        y = y + loop(lambda c: c[0] < i % 3, lambda c: (c[0] + 1, 1.1 * c[1] + sine(x)), grow_back(x), (0, x))[1]
-        return i + 1, p, q, r, x, y, add(b, i % 2, x + jnp.sin(row(b, 2)))
-
-    def grow_back(x):
-        return lambda c: (c[0] - 1, (c[1] - sine(x)) / 1.1)
-
-    def back(c):
-        i, p, q, r, x, y, b = c
-        i = i - 1
-        b = add(b, i % 2, -x - jnp.sin(row(b, 2)))
-        y = y - loop(lambda c: c[0] < i % 3, lambda c: (c[0] + 1, 1.1 * c[1] + sine(x)), grow_back(x), (0, x))[1]
-        x = x - sine(y * p) * w - q
-        r = r - lax.cond(i % 2 == 0, sine, jnp.cos, q)
-        return i, p, q - sine(r), r, x, y, b
-
-    start = 0, w, 0.1, 0.2, x, 2 * x, jnp.array([0.1, 0.2, 0.3]) * w
-    *_, x, y, b = loop(lambda c: c[0] < n, body, back, start)
-    return jnp.sin(x) * y + (b**2).sum()
-
-
-def in_python(cond, body, back, c):
-    while cond(c):
-        c = body(c)
-    return c
-
-
 MODES = {
     "tape": lambda back: "tape",
     "recompute": lambda back: "recompute",
@@ -621,54 +501,12 @@ MODES = {
 }
 
 
-def by_mode(name):
-    def loop(cond, body, back, c):
-        return while_loop(cond, body, c, max_steps=4, residuals=MODES[name](back))
-
-    return loop
-
-
-ENDS = (0, 3)
-
-
 def jvp_of_grad(f):
     return lambda x, w: jax.jvp(lambda x: jax.grad(f)(x, w), (x,), (jnp.cos(x),))
 
 
 def grad_of_grad(f):
     return jax.grad(lambda x, w: sum(jnp.vdot(jnp.cos(g), g) for g in jax.grad(f, (0, 1))(x, w)), (0, 1))
-
-
-@functools.cache
-def one_by_one(derivative):
-    def f(x, w):
-        parts = [
-            coupled(x[k], w, n, in_python, lambda b, i: b[i], lambda b, i, y: b.at[i].add(y))
-            for k, n in enumerate(ENDS)
-        ]
-        return sum(parts)
-
-    return in_numpy(derivative(f))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "derivative"),
-    [
-        ("undo", jvp_of_grad),
-        ("two checkpoints", jvp_of_grad),
-        ("inverse", grad_of_grad),
-    ],
-)
-def test_derivatives_of_second_order_with_rules_of_the_user(name, derivative):
-    def ours(x, w, n):
-        return jax.checkpoint(lambda x, w: coupled(x, w, n, by_mode(name), ta_read, ta_add))(x, w)
-
-    def in_batch(x, w):
-        return jax.vmap(ours, (0, None, 0))(x, w, jnp.array(ENDS)).sum()
-
-    args = np.array([0.3, 0.4]), 0.6
-    assert_same(jit(derivative(in_batch))(*args), one_by_one(derivative)(*args))
 
 
 @pytest.mark.slow(but=1)
