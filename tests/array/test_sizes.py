@@ -48,10 +48,11 @@ OPS = weighted(
 masked = done("append", where=made(Parity, st.just("step"), st.integers(0, 1)))
 #: The first two numbers are those of the steps of an example, of which there are two.
 HISTORIES = made(
-    lambda n, other, before, step, after: Program(
+    lambda how, n, other, before, step, after: Program(
         *("float64", (), False, ((n, *[0] * 4), (other, *[0] * 4))),
-        (Array(0, True, True, True, 0), *before, Loop("", 6, 0, False, (0,), Body(tuple(step), (None,))), *after),
+        (Array(0, True, True, True, 0), *before, Loop(how, 6, 0, False, (0,), Body(tuple(step), (None,))), *after),
     ),
+    st.sampled_from(["tf.while_loop", "tf.while_loop", "fori_loop", "while_loop"]),
     *[st.integers(0, 5)] * 2,
     st.lists(OPS, max_size=3),
     st.lists(weighted({OPS: 8, masked: 1}), min_size=1, max_size=2),
@@ -71,11 +72,11 @@ class Grown(Library):
 @settings(max_examples=max(settings.default.max_examples // 5, 3))  # XLA compiles each
 @given(program=HISTORIES, most=st.integers(0, 12))
 def test_a_history_gives_the_rows_of_a_list_or_raises_where_it_is_too_long(how, program, most):
-    loops = [
-        s._replace(how="python" if how == "known" else "tf.while_loop") if isinstance(s, Loop) else s
-        for s in program.statements
-    ]
-    program = program._replace(statements=tuple(loops))
+    if looping := {"known": "python", "growing": "tf.while_loop"}.get(
+        how
+    ):  # the latter has no bound of its steps there
+        loops = [s._replace(how=looping) if isinstance(s, Loop) else s for s in program.statements]
+        program = program._replace(statements=tuple(loops))
     args, numbers = inputs(program, 0), np.asarray(program.numbers, np.int32)
     machine = Grown(program, most if how == "given" else None, MOST, has_bounds=how != "growing")
 
@@ -125,6 +126,38 @@ def test_a_history_gives_the_rows_of_a_list_or_raises_where_it_is_too_long(how, 
 
 
 # --- where a bound comes from ----------------------------------------------------------------------------------
+
+
+def as_counted(s):
+    return s._replace(method=s.method if s.method == "pop" else "append", at=(), where=None) if isinstance(s, Op) else s
+
+
+#: Of which each operation adds or takes one row, which says how many there may be.
+COUNTED = HISTORIES.map(
+    lambda program: program._replace(
+        statements=tuple(
+            s._replace(body=s.body._replace(statements=tuple(map(as_counted, s.body.statements))))
+            if isinstance(s, Loop)
+            else as_counted(s)
+            for s in program.statements
+        )
+    )
+)
+
+
+@settings(max_examples=4 * settings.default.max_examples)
+@given(COUNTED)
+def test_a_loop_finds_room_for_all_that_its_steps_append(program):
+    sizes, _, *statements = [0], *program.statements
+    for s in statements:
+        for op in s.body.statements * s.steps if isinstance(s, Loop) else [s]:
+            sizes.append(sizes[-1] + (1 if op.method == "append" else -1))
+        if isinstance(s, Loop):
+            needed = max(sizes)
+    assume(min(sizes) >= 0)
+    machine = Grown(program, None, MOST)
+    jax.eval_shape(lambda numbers, args: run(machine, program, numbers, *args), np.int32([6] * 5), inputs(program, 0))
+    assert machine.bound is None or machine.bound >= needed
 
 
 def test_a_loop_finds_the_rows_that_each_step_appends():

@@ -237,25 +237,18 @@ def test_a_fold_takes_the_keywords_of_tensorflow(options):
 
 
 # --- arrays that grow, and do not say how far -----------------------------------------------------------------------
+#
+# Their rows, and errors where there is no room for one: the histories of `test_sizes.py`.
 
 
 def growing(**options):
     return TensorArray(np.float64, size=0, dynamic_size=True, **options)
 
 
-def rows_in_python(steps, x, stride=1):
-    """The rows of a list that grows as TensorFlow's array does: zeros in between."""
-    rows = []
-    for i in range(steps):
-        rows += [np.zeros_like(x)] * (stride * i - len(rows)) + [x]
-        x = np.sin(x) * 2
-    return np.array(rows)
-
-
-def by_tensorflows_loop(steps, x, ta, stride=1):
+def by_tensorflows_loop(steps, x, ta):
     return tf.while_loop(
         lambda i, *_: i < steps,
-        lambda i, x, ta: (i + 1, jnp.sin(x) * 2, ta.write(stride * i, x)),
+        lambda i, x, ta: (i + 1, jnp.sin(x) * 2, ta.write(i, x)),
         (0, x, ta),
         maximum_iterations=6,
     )[2]
@@ -264,122 +257,6 @@ def by_tensorflows_loop(steps, x, ta, stride=1):
 def by_fori_loop(steps, x, ta):
     body = lambda i, c: (jnp.sin(c[0]) * 2, c[1].write(i, c[0]))  # noqa: E731
     return fori_loop(0, steps, body, (x, ta), max_steps=6)[1]
-
-
-def by_scan(steps, x, ta):
-    def body(carry, i):
-        x, ta = carry
-        return (jnp.sin(x) * 2, ta.append(x, where=i < steps)), None
-
-    return scan(body, (x, ta), jnp.arange(6))[0][1]
-
-
-@pytest.mark.parametrize(
-    ("loop", "options"),
-    [(by_tensorflows_loop, {}), (by_fori_loop, {"element_shape": (3,)}), (by_scan, {"element_shape": (None,)})],
-)
-def test_an_array_that_grows_in_a_loop_gets_room_for_a_row_a_step(loop, options):
-    x = jnp.asarray(X[0])
-    after = loop(4, x, growing(**options))
-    np.testing.assert_allclose(after.stack(), rows_in_python(4, X[0]))
-    np.testing.assert_allclose(after.concat(), rows_in_python(4, X[0]).reshape(-1))
-    np.testing.assert_allclose(after.append(x).stack(), [*rows_in_python(4, X[0]), X[0]])
-
-    def padded(n, x):
-        after = loop(n, x, growing(**options))
-        return after.stack(pad=True), after.size()
-
-    @jit
-    def found(n, x):
-        gradient = jax.grad(lambda x: jnp.sum(padded(4, x)[0] ** 2))(x)
-        return padded(n, x), gradient, jax.vmap(padded, (0, None))(jnp.array([2, 5]), x)
-
-    for n in (0, 4, 6):
-        (stacked, size), gradient, batch = found(n, x)
-        assert (stacked.shape, size) == ((6, 3), n)
-        np.testing.assert_allclose(stacked[:n], rows_in_python(n, X[0]).reshape(n, 3))
-        np.testing.assert_array_equal(stacked[n:], 0)
-    want = in_numpy(jax.grad(lambda x: sum(jnp.sum(row**2) for row in in_python(4, x)[1])))(x)
-    np.testing.assert_allclose(gradient, want)
-    np.testing.assert_array_equal(batch[1], [2, 5])
-    np.testing.assert_allclose(batch[0][0, :2], rows_in_python(2, X[0]))
-
-
-def test_rows_from_before_the_loop_stay():
-    x = jnp.asarray(X[0])
-    ta = growing().write(0, x)
-    for _ in range(2):
-        ta = fori_loop(0, 3, lambda i, ta: ta.append(ta.read(i) + 1), ta)
-    want = [X[0]]
-    for _ in range(2):
-        for i in range(3):
-            want.append(want[i] + 1)
-    np.testing.assert_allclose(ta.stack(), want)
-
-
-@pytest.mark.parametrize("loop", [by_tensorflows_loop, by_fori_loop], ids=["while", "fori"])
-def test_they_may_be_overwritten(loop):
-    x = jnp.asarray(X[0])
-    ta = growing().unstack(jnp.ones((2, 3)))
-    np.testing.assert_allclose(loop(4, x, ta).stack(), rows_in_python(4, X[0]))
-    np.testing.assert_allclose(loop(1, x, ta).stack(), [X[0], np.ones(3)])
-
-
-def test_how_many_rows_there_are_is_not_guessed():
-    x = jnp.asarray(X[0])
-    with pytest.raises(
-        TypeError, match=r"TensorArray.stack: .* known only at run time here; .* up to 6. Write stack\(pad=True\)"
-    ):
-        jit(lambda n, x: by_tensorflows_loop(n, x, growing()).stack())(4, x)
-    with pytest.raises(TypeError, match=r"TensorArray.concat: .* up to 6. Write concat\(pad=True\) for 6 rows"):
-        jit(lambda n, x: by_tensorflows_loop(n, x, growing()).concat())(4, x)
-    mask = jit(lambda n, x: by_tensorflows_loop(n, x, growing()).mask())(4, x)
-    np.testing.assert_array_equal(mask, [True] * 4 + [False] * 2)
-    returned = jit(lambda n, x: by_tensorflows_loop(n, x, growing()))(4, x)
-    np.testing.assert_allclose(returned.stack(), rows_in_python(4, X[0]))
-
-
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_row_past_what_the_loop_found_is_an_error_and_never_lost(batched):
-    def f(n, stride):
-        return by_tensorflows_loop(n, jnp.asarray(X[0]), growing(), stride).stack(pad=True)
-
-    call = jit(jax.vmap(f) if batched else f)
-    args = (lambda *xs: [jnp.array([1, x]) for x in xs]) if batched else (lambda *xs: xs)
-    stacked = call(*args(3, 2))
-    np.testing.assert_allclose((stacked[1] if batched else stacked)[:5], rows_in_python(3, X[0], 2))
-    with pytest.raises(
-        RUNTIME_ERRORS, match=r"max_size=6, which a loop found: one row a step.*index 6 is out of range"
-    ):
-        jax.block_until_ready(call(*args(4, 2)))
-
-
-def by_two(n, ta):
-    """Two rows a step."""
-    return tf.while_loop(
-        lambda i, ta: i < n,
-        lambda i, ta: (i + 1, ta.append(1.0 + i).append(-1.0 - i)),
-        (0, ta),
-        maximum_iterations=3,
-    )[1]
-
-
-@pytest.mark.parametrize("options", [{}, {"element_shape": ()}])
-@pytest.mark.parametrize(
-    "loop",
-    [
-        by_two,
-        lambda n, ta: fori_loop(0, n, lambda i, ta: ta.append(1.0 + i).append(-1.0 - i), ta, max_steps=3),
-    ],
-    ids=["while", "fori"],
-)
-def test_there_is_room_for_all_rows_that_a_step_appends(loop, options):
-    rows = [1, -1, 2, -2, 3, -3]
-    np.testing.assert_array_equal(loop(3, growing(**options)).stack(), rows)
-    np.testing.assert_array_equal(loop(2, growing(**options).append(7.0)).append(8.0).stack(), [7, *rows[:4], 8])
-    stacked = jit(lambda n: loop(n, growing(**options)).stack(pad=True))
-    for n in (0, 1, 3):
-        np.testing.assert_array_equal(stacked(n), [*rows[: 2 * n], *[0] * (6 - 2 * n)])
 
 
 def test_where_they_cannot_be_counted_there_is_room_for_one():
