@@ -139,6 +139,22 @@ REFUSED_ROWS = [
         for f in (lambda ta: ta.stack(), lambda ta: ta.read(0), lambda ta: ta.concat(), lambda ta: ta.gather([0]))
         for infer in (True, False)
     ),
+    (
+        *(ValueError, "row 3 was never written"),
+        lambda: growing(infer_shape=False).unstack(jnp.ones((3, 2))).write(4, [9.0]).concat(),
+    ),
+    (
+        *(IndexError, r"TensorArray\.append: there are 1 rows, and max_size is 1; give a larger one"),
+        lambda: growing(infer_shape=False, max_size=1).append(1.0).append(2.0),
+    ),
+    *each(
+        *(ValueError, "a row that is not read is zeros, of no known shape", lambda f: f(ragged())),
+        [
+            lambda ta: ta.read(0, where=False),
+            lambda ta: ta.read(9, mode="drop"),
+            lambda ta: ta.gather([1, 9], mode="drop"),
+        ],
+    ),
     (ValueError, "dynamic_size=True", lambda: static().append([1.0, 2.0])),
     (ValueError, "dynamic_size=True", lambda: static().pop()),
     (IndexError, "array size is: 0", lambda: growing(element_shape=()).pop()),
