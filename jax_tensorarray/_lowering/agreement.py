@@ -44,7 +44,9 @@ def agreed(chosen: Mapping[Scope, Rewrites]) -> dict[Scope, Rewrites]:
     def kept(scope: Scope, eqn: Equation, rewrite: Rewrite | None) -> Rewrite | None:
         return None if rewrite is not None and rewrite.passes_on and buffer_of(scope, eqn) in called else rewrite
 
-    return {scope: [(eqn, kept(scope, eqn, rewrite)) for eqn, rewrite in own] for scope, own in chosen.items()}
+    return {
+        scope: [(eqn, kept(scope, eqn, rewrite)) for eqn, rewrite in rewrites] for scope, rewrites in chosen.items()
+    }
 
 
 def _may_be_buffer(aval: Any) -> bool:

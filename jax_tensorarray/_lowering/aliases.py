@@ -45,16 +45,16 @@ def _made(eqn: Equation) -> Sequence[tuple[int, int]]:
         text = jax.jit(call).trace(*(v.aval for v in eqn.invars)).lower().as_text()
     except Exception:  # the rule of another library may raise anything if the call is lowered alone
         return ()
-    found = re.search(r"stablehlo\.custom_call @[\w.]+\((.*?)\)(.*)", text)
-    if found is None:
+    call_text = re.search(r"stablehlo\.custom_call @[\w.]+\((.*?)\)(.*)", text)
+    if call_text is None:
         return ()
     passed = {
         f"{name}#{k}" if count else name: operand
         for name, count, operands in re.findall(r"(%\w+)(:\d+)? = stablehlo\.optimization_barrier ([^:]*) :", text)
         for k, operand in enumerate(operands.split(", "))
     }
-    operands = [re.fullmatch(r"%arg(\d+)", passed.get(x.strip(), x.strip())) for x in found[1].split(",")]
-    pairs = [(operands[int(k)], int(n or 0)) for n, k in _ALIAS.findall(found[2])]
+    operands = [re.fullmatch(r"%arg(\d+)", passed.get(x.strip(), x.strip())) for x in call_text[1].split(",")]
+    pairs = [(operands[int(k)], int(n or 0)) for n, k in _ALIAS.findall(call_text[2])]
     return [(int(operand[1]), n) for operand, n in pairs if operand is not None and n < len(eqn.outvars)]
 
 

@@ -148,8 +148,8 @@ def _fewer(scope: Scope, atom: Any, eqn: Equation, bounds: "BoundsOf", block: Bl
             if beyond and has_type_of(eqn.invars[1 - k], atom):
                 return simplified(eqn.invars[1 - k])
     if name == "clamp":
-        lower, found, upper = (bounds(scope, x) for x in eqn.invars)
-        if lower and found and upper and lower[1] <= found[0] and found[1] <= upper[0]:  # whatever the limits are
+        lower, value, upper = (bounds(scope, x) for x in eqn.invars)
+        if lower and value and upper and lower[1] <= value[0] and value[1] <= upper[0]:  # whatever the limits are
             return simplified(eqn.invars[1])
     if name not in _KEEPING:
         return atom
@@ -201,9 +201,9 @@ class BoundsOf:
             if self.depth < _DEEPEST:
                 self.depth += 1
                 eqn = scope.maker(atom)
-                found = self._argument(scope, atom) if eqn is None else self._result(scope, atom, eqn)
+                interval = self._argument(scope, atom) if eqn is None else self._result(scope, atom, eqn)
                 self.depth -= 1
-                self.known[key] = found or (0, 1) if kind.kind == "b" else _unless_wrapped(found, kind)
+                self.known[key] = interval or (0, 1) if kind.kind == "b" else _unless_wrapped(interval, kind)
         return self.known[key]
 
     def _argument(self, scope: Scope, atom: Any) -> Bounds | None:
@@ -284,7 +284,7 @@ class BoundsOf:
     def _after_step(self, value: tuple[Scope, Atom], carried: tuple[Scope, Any], bounds: Bounds) -> Bounds | None:
         """Return the bounds of a value on the assumption that `carried` has those bounds."""
         inside = BoundsOf(self)
-        inside.known.update({known: b for known, b in self.known.items() if b is not None})
+        inside.known.update({key: b for key, b in self.known.items() if b is not None})
         inside.known[carried] = bounds
         return inside(*value)
 
@@ -323,9 +323,11 @@ def _bare(scope: Scope, predicate: Atom) -> Atom:
         predicate = made_of[0]
 
 
-def _union(found: list[Bounds | None]) -> Bounds | None:
-    known = [bounds for bounds in found if bounds is not None]
-    return (min(b[0] for b in known), max(b[1] for b in known)) if known and len(known) == len(found) else None
+def _union(some: list[Bounds | None]) -> Bounds | None:
+    intervals = [bounds for bounds in some if bounds is not None]
+    if not intervals or len(intervals) < len(some):
+        return None
+    return min(b[0] for b in intervals), max(b[1] for b in intervals)
 
 
 def _unless_wrapped(bounds: Bounds | None, dtype: Any) -> Bounds | None:

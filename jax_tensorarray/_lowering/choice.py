@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.extend.core import Literal
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._environment import value_of
@@ -19,7 +18,7 @@ from jax_tensorarray._jaxprs import kinds
 from jax_tensorarray._lowering.equations import Atom, is_static
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import mask_of, operands_of, readers_of, updates
-from jax_tensorarray._lowering.scopes import Scope, all_scopes, home_of, inner_scopes, is_strict
+from jax_tensorarray._lowering.scopes import Scope, all_scopes, inner_scopes, is_strict
 from jax_tensorarray._lowering.slicing import SCATTERS, How
 from jax_tensorarray._lowering.uses import OrderNeeds
 from jax_tensorarray._ops import sorting
@@ -170,7 +169,7 @@ class Chooser:
             is_ordered = updated and not in_order and not unordered
             is_ordered |= not at_once and self._is_made_again(scope, buffer)
             return Rewrite(how._replace(ordered=is_ordered), passes_on=updated)
-        is_ordered = not (unordered or _is_alone(self.needs, scope, eqn, reads_too=does_both))
+        is_ordered = not unordered and (does_both or bool(readers_of(eqn)))
         return Rewrite(how._replace(ordered=is_ordered), passes_on=True)
 
     def _may_ask(self, scope: Scope, buffer: Atom, value: Atom, sizes: Sequence[int], box: Sequence[int]) -> bool:
@@ -296,27 +295,6 @@ def _is_waited_for(scope: Scope, read: Equation) -> bool:
     """Return whether an update of the buffer waits for what is read, although it is not made of it."""
     (row,) = read.outvars
     return any(updates(eqn) and any(v is row for v in readers_of(eqn)) for eqn in scope.jaxpr.eqns)
-
-
-def _is_alone(needs: OrderNeeds, scope: Scope, update: Equation, *, reads_too: bool) -> bool:
-    """Return whether nothing but `update` uses a buffer between two steps of a loop, so there is nothing to order.
-
-    If it does not read the buffer, other updates may follow: they are a chain. The row that it reads itself is read
-    first, since the new row is made of it; only "swap" gives it to others.
-    """
-    buffer, updated = update.invars[0], update.outvars[0]
-    if isinstance(buffer, Literal) or len(update.outvars) > 1 or _count(needs, scope, buffer) > 1:
-        return False
-    if not reads_too:
-        return True
-    if scope.carried(buffer) is None:
-        return False
-    return _count(needs, scope, updated) == 1 and any(v is updated for v in scope.jaxpr.outvars)
-
-
-def _count(needs: OrderNeeds, scope: Scope, value: Any) -> int:
-    """Return how often a value is used where it is made, and in the branches there."""
-    return len(list(needs.all_uses(*home_of(scope, value))))
 
 
 def default_lowering() -> str:

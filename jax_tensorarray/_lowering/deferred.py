@@ -42,9 +42,9 @@ def raise_at_end(jaxpr: Any, shardings: Sequence[Any] | None, outside: Any) -> A
     block = Block(named)
     block.eqns = list(_compat.opened(named).eqns)
     last, maker = block.eqns[-1], Scope(named).maker
-    known = shardings or [None] * len(program.jaxpr.outvars)
+    shardings_of_all = shardings or [None] * len(program.jaxpr.outvars)
     outs = [(k, v) for k, v in enumerate(program.jaxpr.outvars) if not isinstance(v, Literal)]
-    ends = {k: (v, known[k]) for k, v in outs if v in results}
+    ends = {k: (v, shardings_of_all[k]) for k, v in outs if v in results}
     placing = {v: maker(v) for v in results if _is_placing(maker(v))}
     ready = {
         (v, sharding): _divided(block, placing[v].invars[0] if v in placing else v, sharding, last)
@@ -106,8 +106,8 @@ def _divided(block: Block, value: Atom, sharding: Any, at: Equation) -> Atom:
     mesh = getattr(sharding, "mesh", None)
     if not isinstance(sharding, Sharding) or AxisType.Explicit in getattr(mesh, "axis_types", ()):
         return value
-    (found,) = block.call(_constrained, [value], at, sharding=sharding)
-    return found
+    (divided,) = block.call(_constrained, [value], at, sharding=sharding)
+    return divided
 
 
 def _constrained(x: Any, *, sharding: Any) -> list[Any]:

@@ -49,8 +49,8 @@ class Expander:
         """Return whether there is something of ours in a jaxpr."""
         inner = _compat.opened(jaxpr)
         if id(inner) not in self.needing:
-            found = any(map(self.needed_in, inner.eqns))
-            self.needing[id(inner)] = inner, found
+            is_needed = any(map(self.needed_in, inner.eqns))
+            self.needing[id(inner)] = inner, is_needed
         return self.needing[id(inner)][1]
 
     def needed_in(self, eqn: Equation) -> bool:
@@ -116,9 +116,9 @@ class Expander:
         self, block: Block, jaxpr: Any, eqn: Equation, operands: Sequence[Atom] | None = None, name: str = ""
     ) -> None:
         """Add the expanded equations of a closed jaxpr instead of an equation."""
-        given = [block.read(v) for v in (eqn.invars if operands is None else operands)]
+        atoms = [block.read(v) for v in (eqn.invars if operands is None else operands)]
         visit = functools.partial(self.equation, block)
-        block.rename(eqn.outvars, block.inlined(_compat.taken_apart(jaxpr), given, eqn, visit, name))
+        block.rename(eqn.outvars, block.inlined(_compat.taken_apart(jaxpr), atoms, eqn, visit, name))
 
     def _checkpoint(self, block: Block, eqn: Equation) -> None:
         params, operands = eqn.params, [block.read(v) for v in eqn.invars]
@@ -134,8 +134,8 @@ class Expander:
         """Return the function that JAX traces when it lowers an equation, for any platform."""
         if eqn.primitive in OPENED:
             return OPENED[eqn.primitive](eqn)
-        found = _compat.traced_lowering(eqn.primitive)
-        return None if found is None else functools.partial(found.traced, **eqn.params)
+        lowering = _compat.traced_lowering(eqn.primitive)
+        return None if lowering is None else functools.partial(lowering.traced, **eqn.params)
 
 
 def _is_uninitialised_number(eqn: Equation) -> bool:

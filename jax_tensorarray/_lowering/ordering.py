@@ -97,13 +97,13 @@ class _Orderer:
 
         for owner, values in sorted(pending.items(), key=lambda item: -block.rank[item[0]]):
             for value, readers in values:
-                known = block.ancestors(owner, min(block.rank[k] for k in readers))
+                ancestors = block.ancestors(owner, min(block.rank[k] for k in readers))
                 has_barriers = self.barriers_hold and num_bytes(value) >= _gates.ORDERED_BYTES
                 if has_barriers and block.is_read_as_it_leaves(owner):
-                    known = set()
-                results = [x for k in readers if k not in known for x in block.waited_for(owner, k, value)]
+                    ancestors = set()
+                results = [x for k in readers if k not in ancestors for x in block.waited_for(owner, k, value)]
                 if has_barriers and block.has_barrier(owner):
-                    results += [x for k in readers if k in known for x in block.fused_with(owner, k, value)]
+                    results += [x for k in readers if k in ancestors for x in block.fused_with(owner, k, value)]
                 if not results:
                     continue
                 eqn = block.eqns[owner]
@@ -170,22 +170,22 @@ class _Block:
 
     def ancestors(self, k: int, since: int) -> set[int]:
         """Return the equations of rank `since` or more that equation `k` depends on, itself included."""
-        found, stack = set(), [k]
+        ancestors, stack = set(), [k]
         while stack:
             at = stack.pop()
-            if at in found or self.rank[at] < since:
+            if at in ancestors or self.rank[at] < since:
                 continue
-            found.add(at)
+            ancestors.add(at)
             stack.extend(self._producers(at))
-        return found
+        return ancestors
 
     def descendants(self, k: int, until: int) -> set[int]:
         """Return the equations before equation `until` that depend on equation `k`, itself included."""
-        found = {k}
+        descendants = {k}
         for m in self.order[self.rank[k] + 1 : self.rank[until]]:
-            if any(p in found for p in self._producers(m)):
-                found.add(m)
-        return found
+            if any(p in descendants for p in self._producers(m)):
+                descendants.add(m)
+        return descendants
 
     def users(self, value: Any) -> list[int]:
         """Return the equations that use a value, except for fences, and the end if it leaves the jaxpr."""
@@ -196,31 +196,31 @@ class _Block:
 
         XLA removes from a barrier what is not used after it, and that does not wait.
         """
-        values, found = [result], {result}
+        values, seen = [result], {result}
         for value in values:
             users = self.users(value)
             if any(self.rank[k] >= self.rank[owner] for k in users) and num_bytes(value) <= limit:
                 return value
-            values += self._made_before(owner, users, found)
+            values += self._made_before(owner, users, seen)
         return result
 
-    def _made_before(self, owner: int, users: Sequence[int], found: set[Any]) -> list[Any]:
-        """Return the results of those equations that come before the owner. They are added to what was `found`."""
+    def _made_before(self, owner: int, users: Sequence[int], seen: set[Any]) -> list[Any]:
+        """Return the results that are not `seen` of the users before the owner, and add them to `seen`."""
         made = [x for k in users if self.rank[k] < self.rank[owner] for x in _results(self.eqns[k])]
-        new = [x for x in dict.fromkeys(made) if x not in found]
-        found.update(new)
+        new = [x for x in dict.fromkeys(made) if x not in seen]
+        seen.update(new)
         return new
 
     def fusion_group(self, reader: int, buffer: Any) -> list[int]:
         """Return a whole-buffer reader and every consumer of its large results, except the end and their updates."""
-        found = [reader]
+        group = [reader]
         if num_bytes(buffer) < _gates.ORDERED_BYTES_OF_ALL or not is_fused(self.eqns[reader]):
-            return found
-        for k in found:
+            return group
+        for k in group:
             large = [x for x in self.eqns[k].outvars if num_bytes(x) > num_bytes(buffer) / 2]
             users = {m for x in large for m in self.users(x) if not self._takes(m, x)}
-            found += sorted(users.difference(found))
-        return found
+            group += sorted(users.difference(group))
+        return group
 
     def waited_for(self, owner: int, reader: int, buffer: Any) -> list[Any]:
         """Return the values that the owner has to wait for, so that a reader of its buffer comes first."""
@@ -235,15 +235,15 @@ class _Block:
     def fused_with(self, owner: int, reader: int, buffer: Any) -> list[Any]:
         """Return the values that the owner waits for because XLA may fuse the reader with them, if it fuses any."""
         eqn, limit = self.eqns[reader], num_bytes(buffer) / 2
-        found = (x for result in _results(eqn) for x in self._made_of(owner, result, limit)) if is_fused(eqn) else ()
-        return list(dict.fromkeys(found))
+        waited = (x for result in _results(eqn) for x in self._made_of(owner, result, limit)) if is_fused(eqn) else ()
+        return list(dict.fromkeys(waited))
 
     def _made_of(self, owner: int, result: Any, limit: float) -> list[Any]:
         """Return the results that a reader may be fused into.
 
         That is nothing if a large array is used after the owner, which would have to be materialised for that.
         """
-        waited, values, found = [], [result], {result}
+        waited, values, seen = [], [result], {result}
         for value in values:
             if not is_fused(self.eqns[self.made_by[value]]):
                 last = self.used_after(owner, value, limit)
@@ -254,7 +254,7 @@ class _Block:
                 if num_bytes(value) > limit and not self._is_materialized(value):
                     return []
                 waited.append(value)
-            values += self._made_before(owner, users, found)
+            values += self._made_before(owner, users, seen)
         return waited
 
     def _is_materialized(self, value: Any) -> bool:
@@ -272,8 +272,8 @@ class _Block:
         """
         if not isinstance(self.scope.role, int):
             return False
-        found = [set(self.users(v)) for v in self.eqns[owner].outvars]
-        return any(self.end in users and len(users) > 1 for users in found)
+        users_of_results = [set(self.users(v)) for v in self.eqns[owner].outvars]
+        return any(self.end in users and len(users) > 1 for users in users_of_results)
 
     def has_barrier(self, owner: int) -> bool:
         """Return whether a buffer may pass a barrier before an update of ours.

@@ -29,8 +29,8 @@ def has_buffer(eqn: Equation) -> bool:
 
 def waits_of(eqn: Equation) -> int:
     """Return how many of the last operands of a call of ours are only waited for."""
-    found: int = eqn.params.get("waits", 0)
-    return found
+    count: int = eqn.params.get("waits", 0)
+    return count
 
 
 def operands_of(eqn: Equation) -> list[Any]:
@@ -103,13 +103,13 @@ class Ownership:
         inner = _compat.opened(jaxpr)
         key = id(inner), relation.__name__
         if key not in self._known:
-            found = {
+            related = {
                 v
                 for eqn in inner.eqns
                 for k, v in enumerate(eqn.invars)
                 if not isinstance(v, Literal) and relation(eqn, k)
             }
-            self._known[key] = inner, found
+            self._known[key] = inner, related
         return self._known[key][1]
 
     def _has(self, jaxpr: Any, relation: Relation, number: int) -> bool:

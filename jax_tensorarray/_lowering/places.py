@@ -23,5 +23,5 @@ class Places:
     def of(self, eqn: Equation) -> str:
         if "place" in eqn.params:
             return str(eqn.params["place"])
-        found = _compat.frame_of(eqn.source_info)
-        return "" if found is None or found == self.outside else f"{os.path.basename(found[0])}:{found[1]}"
+        frame = _compat.frame_of(eqn.source_info)
+        return "" if frame is None or frame == self.outside else f"{os.path.basename(frame[0])}:{frame[1]}"

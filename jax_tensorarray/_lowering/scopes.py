@@ -106,12 +106,12 @@ class Scope:
             return int(value) if value.dtype.kind in "iub" and not value.ndim else None
         eqn = self.maker(atom)
         if eqn is None:
-            known = self.operand(atom)
-            return None if known is None else self.outer.constant(known)  # type: ignore[union-attr]
+            outer_value = self.operand(atom)
+            return None if outer_value is None else self.outer.constant(outer_value)  # type: ignore[union-attr]
         name = eqn.primitive.name
         if name == "broadcast_in_dim" or (name == "convert_element_type" and atom.aval.dtype.kind in "iu"):
-            found = self.constant(eqn.invars[0])
-            return found if found is None or name == "broadcast_in_dim" else _converted(found, atom.aval.dtype)
+            number = self.constant(eqn.invars[0])
+            return number if number is None or name == "broadcast_in_dim" else _converted(number, atom.aval.dtype)
         return None
 
 

@@ -155,34 +155,34 @@ class _Rows:
         XLA would compute an update again in the fusion that reads, and copy the buffer from before the update for that.
         If nothing else uses the updated buffer, XLA computes it in the fusion only.
         """
-        found = False
+        changed = False
         if not self.barriers_hold or not self.scope.is_in_loop:
-            return found
+            return changed
         for x in eqn.invars:
             least = _gates.ORDERED_BYTES if _is_converted(eqn) else _gates.ORDERED_BYTES_OF_ALL
             is_large = self.is_made_again(x) and num_bytes(x) >= least
             if is_large and len(self.scope.uses.of(x)) > 1:
-                buffer, found = self.block.read(x), True
+                buffer, changed = self.block.read(x), True
                 self._pass_on(buffer, *self.block.call(slicing.barrier, [buffer], eqn))
-        return found
+        return changed
 
     def is_made_again(self, atom: Atom) -> bool:
-        return not isinstance(found := self.block.read(atom), Literal) and found in self.made_again
+        return not isinstance(current := self.block.read(atom), Literal) and current in self.made_again
 
     def rewrite(self, eqn: Equation, rewrite: Rewrite) -> None:
         primitive = eqn.primitive
         if primitive is ta_read_p:
-            found = [self._read(eqn, rewrite)]
+            results = [self._read(eqn, rewrite)]
         elif primitive in ROW_OPS:
-            found = self._update(eqn, rewrite.how)
+            results = self._update(eqn, rewrite.how)
         elif primitive is ta_check_p:
-            found = self.block.call(slicing.check, self._own(eqn), eqn, drops=rewrite.how.drops)
+            results = self.block.call(slicing.check, self._own(eqn), eqn, drops=rewrite.how.drops)
         elif primitive is ta_fence_p:
-            found = [self._fence(eqn)]
+            results = [self._fence(eqn)]
         else:
             (buffer,), token = self._after(eqn)
-            found = self.block.call(slicing.clear, [buffer, *self._own(eqn)[1:], *token], eqn)
-        for v, new in zip(eqn.outvars, found, strict=True):
+            results = self.block.call(slicing.clear, [buffer, *self._own(eqn)[1:], *token], eqn)
+        for v, new in zip(eqn.outvars, results, strict=True):
             self._name(v, new)
 
     def flat(self, eqn: Equation) -> Equation:
@@ -203,12 +203,12 @@ class _Rows:
         )
         masks = [] if mask is None else [self.block.read(mask)]
         with_all = [self.block.read(buffer), *self._starts(index, len(how.sizes), eqn), *masks]
-        found = self.block.call(slicing.flat, with_all, eqn, how=how)
+        numbers = self.block.call(slicing.flat, with_all, eqn, how=how)
         value = [self.block.read(x) for x in rest[: signature.takes_value]]
         waits = [self.block.read(x) for x in eqn.invars[len(eqn.invars) - waits_of(eqn) :]]
         mode = "drop" if whole or how.moves else params["mode"]
         return eqn.replace(
-            invars=[self.block.read(buffer), found[0], *value, *found[1:], *waits],
+            invars=[self.block.read(buffer), numbers[0], *value, *numbers[1:], *waits],
             params=params | {"window": (), "whole": False, "mode": mode, "settled": True},
         )
 
@@ -220,10 +220,10 @@ class _Rows:
     def _starts(self, index: Atom, axes: int, eqn: Equation) -> list[Atom]:
         """Return an index, or the columns that it is joined of."""
         columns = joined_columns(self.scope, index, axes) if axes > 1 else []
-        found, shape = [self.block.read(x) for x in columns or [index]], (*index.aval.shape[:-1], 1)
+        starts, shape = [self.block.read(x) for x in columns or [index]], (*index.aval.shape[:-1], 1)
         if columns and columns[0].aval.shape != shape:
-            return [x for column in found for x in self.block.call(slicing.shaped, [column], eqn, shape=shape)]
-        return found
+            return [x for column in starts for x in self.block.call(slicing.shaped, [column], eqn, shape=shape)]
+        return starts
 
     def _name(self, variable: Any, atom: Atom) -> None:
         """Replace a variable by a value from now on."""
@@ -271,14 +271,14 @@ class _Rows:
 
     def _is_made_of(self, atom: Atom, buffer: Any) -> bool:
         """Return whether a value is computed from a buffer, or from another version of it."""
-        found, stack = set[Any](), [atom]
+        seen, stack = set[Any](), [atom]
         while stack:
             v = stack.pop()
-            if isinstance(v, Literal) or v in found:
+            if isinstance(v, Literal) or v in seen:
                 continue
             if is_of_numbers(v.aval) and has_type_of(v, buffer):
                 return True
-            found.add(v)
+            seen.add(v)
             maker = self.scope.maker(v)
             stack += [] if maker is None else maker.invars
         return False
@@ -302,18 +302,18 @@ class _Rows:
         _, index, *mask = operands_of(eqn)
         zero = [self.zero] if how.by_branch else []
         operands = [*zero, buffer, *self._starts(index, len(how.sizes), eqn), *map(self.block.read, mask)]
-        found = self.block.call(slicing.read, operands, eqn, how=how)
+        results = self.block.call(slicing.read, operands, eqn, how=how)
         if how.is_made_again or (how.ordered and self.barriers_hold):
-            passed, row = found
+            passed, row = results
             before = self.read_before.get(hashable(buffer), set()) if not how.is_made_again else set()
             self._pass_on(buffer, passed)
             if how.ordered:
                 self.read_before[passed] = before | {row}
             return row
         if how.ordered:
-            row, self.tokens[row] = found
+            row, self.tokens[row] = results
             return row
-        return found[0]
+        return results[0]
 
     def _update(self, eqn: Equation, how: How) -> list[Atom]:
         _, index, value, *mask = operands_of(eqn)
@@ -331,10 +331,10 @@ class _Rows:
             return self._replace(buffer, value, *mask, *token, eqn=eqn)
         index = [self.block.read(index)] if index in made else self._starts(index, len(how.sizes), eqn)
         rest = [self.block.read(x) for x in (value, *mask)]
-        found = self.block.call(slicing.update, [*zero, buffer, *index, *rest, *token], eqn, how=how)
+        results = self.block.call(slicing.update, [*zero, buffer, *index, *rest, *token], eqn, how=how)
         if not how.at_once:
-            self.made_again.add(found[0])
-        return found
+            self.made_again.add(results[0])
+        return results
 
     def _replace(self, buffer: Atom, value: Atom, mask: Atom, *token: Atom, eqn: Equation) -> list[Atom]:
         """Replace all rows where a mask is true. Repeated rows are made within the branch."""
@@ -346,8 +346,8 @@ class _Rows:
         (buffer,), token = self._after(eqn)
         if self.barriers_hold:
             return buffer if readers_of(eqn) else self.block.call(slicing.barrier, [buffer], eqn)[0]
-        (found,) = self.block.call(slicing.fence, [self.zero, buffer, *token], eqn)
-        return found
+        (fenced,) = self.block.call(slicing.fence, [self.zero, buffer, *token], eqn)
+        return fenced
 
 
 def _is_converted(eqn: Equation) -> bool:

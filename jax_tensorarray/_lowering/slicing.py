@@ -148,12 +148,12 @@ def read(*operands: Array, how: How) -> list[Array]:
     Before it comes the buffer that is there afterwards if it has passed a barrier, and after it a 0 if it was read in a
     branch.
     """
-    given = _operands(how, operands, takes_value=False)
-    buffer = given.buffer
+    inputs = _operands(how, operands, takes_value=False)
+    buffer = inputs.buffer
     if how.at_once:
-        rows = _AtOnce.of(how, given).gathered
+        rows = _AtOnce.of(how, inputs).gathered
     else:
-        accesses = _accesses(how, given)
+        accesses = _accesses(how, inputs)
 
         def rows(buffer: Array) -> Array:
             return _joined([access.taken(access.row_of(buffer)) for access in accesses], how.rows, how.shared)
@@ -162,24 +162,24 @@ def read(*operands: Array, how: How) -> list[Array]:
         (buffer,) = barrier(buffer)
     if not how.ordered:
         return [buffer, rows(buffer)] if how.is_made_again else [rows(buffer)]
-    buffer, token, found = _read_first(given.zero, buffer, rows, how.rows)
-    return [buffer, found] if token is None else [found, token]
+    buffer, token, taken = _read_first(inputs.zero, buffer, rows, how.rows)
+    return [buffer, taken] if token is None else [taken, token]
 
 
 def update(*operands: Array, how: How) -> list[Array]:
     """Return the updated buffer, and the old rows if the op returns them."""
-    given = _operands(how, operands, takes_value=True)
+    inputs = _operands(how, operands, takes_value=True)
     if how.at_once:
-        return _update_at_once(how, given)
-    buffer, value, taken, is_made_again = given.buffer, given.value, {}, how.is_made_again
-    accesses = _accesses(how, given)
+        return _update_at_once(how, inputs)
+    buffer, value, taken, is_made_again = inputs.buffer, inputs.value, {}, how.is_made_again
+    accesses = _accesses(how, inputs)
     for access in reversed(accesses) if how.reverse else accesses:
-        new, tokens = access.part_of(value), [given.token]  # type: ignore[arg-type]
+        new, tokens = access.part_of(value), [inputs.token]  # type: ignore[arg-type]
         if how.does_both:
             if is_made_again:
                 (buffer,) = barrier(buffer)
             if how.ordered:
-                buffer, token, old = _read_first(given.zero, buffer, access.row_of, access.shape)
+                buffer, token, old = _read_first(inputs.zero, buffer, access.row_of, access.shape)
                 tokens.append(token)
             else:
                 old = access.row_of(buffer)
@@ -209,26 +209,26 @@ def replace_if_any(buffer: Array, value: Array, mask: Array, *token: Array, dims
     return [lax.cond(is_any, replaced, lambda: buffer)]
 
 
-def _update_at_once(how: How, given: _Operands) -> list[Array]:
-    rows, buffer, tokens, old = _AtOnce.of(how, given), given.buffer, [given.token], []
+def _update_at_once(how: How, inputs: _Operands) -> list[Array]:
+    rows, buffer, tokens, old = _AtOnce.of(how, inputs), inputs.buffer, [inputs.token], []
     if how.is_made_again:
         (buffer,) = barrier(buffer)
     if how.does_both:
         if how.ordered:
-            buffer, token, taken = _read_first(given.zero, buffer, rows.gathered, how.rows)
+            buffer, token, taken = _read_first(inputs.zero, buffer, rows.gathered, how.rows)
             tokens.append(token)
         else:
             taken = rows.gathered(buffer)
         old.append(taken)
-    return [rows.scattered(buffer, given.value, how.combine, tokens), *old]  # type: ignore[arg-type]
+    return [rows.scattered(buffer, inputs.value, how.combine, tokens), *old]  # type: ignore[arg-type]
 
 
 def fence(zero: Array, buffer: Array, *token: Array) -> list[Array]:
     """Write one element over itself. XLA does not know that this changes nothing."""
     start: Any = (np.int32(0),) * buffer.ndim
     first = _Access(0, (), start, (1,) * buffer.ndim, None, 0)
-    _, own, element = _read_first(zero, buffer, first.row_of, first.shape)
-    return [first.after([*token, own]).with_row(buffer, element)]
+    _, token_of_read, element = _read_first(zero, buffer, first.row_of, first.shape)
+    return [first.after([*token, token_of_read]).with_row(buffer, element)]
 
 
 def clear(buffer: Array, start: Array, stop: Array, *token: Array) -> list[Array]:
@@ -260,11 +260,11 @@ def flat(*operands: Array, how: How) -> list[Array]:
     The number of a row that is left out is out of range. `drops` says that boxes are in range as a whole or not at all,
     `moves` that they are moved there.
     """
-    given = _operands(how, operands, takes_value=False)
-    batch = given.buffer.shape[: how.batch_dims]
-    mask = [] if given.mask is None else [for_each(repeated(given.mask, how.window), batch)]
+    inputs = _operands(how, operands, takes_value=False)
+    batch = inputs.buffer.shape[: how.batch_dims]
+    mask = [] if inputs.mask is None else [for_each(repeated(inputs.mask, how.window), batch)]
     whole = how.moves or how.by_windows
-    rows = numbers_in_boxes(given.starts, how.sizes, how.window, whole=whole, drops=how.drops, moves=how.moves)
+    rows = numbers_in_boxes(inputs.starts, how.sizes, how.window, whole=whole, drops=how.drops, moves=how.moves)
     return [for_each(rows, batch), *mask]
 
 
@@ -273,13 +273,13 @@ def flat(*operands: Array, how: How) -> list[Array]:
 
 def _sliced_at(buffer: Array, start: Sequence[Array], shape: Sequence[int]) -> Array:
     """Return a slice. A negative start is none from the end, as it is for `lax.dynamic_slice`."""
-    found: Array = lax.dynamic_slice_p.bind(buffer, *start, slice_sizes=tuple(shape))
-    return found
+    rows: Array = lax.dynamic_slice_p.bind(buffer, *start, slice_sizes=tuple(shape))
+    return rows
 
 
 def _updated_at(buffer: Array, row: Array, start: Sequence[Array]) -> Array:
-    found: Array = lax.dynamic_update_slice_p.bind(buffer, row, *start)
-    return found
+    updated: Array = lax.dynamic_update_slice_p.bind(buffer, row, *start)
+    return updated
 
 
 class _Access(NamedTuple):
@@ -316,12 +316,12 @@ class _Access(NamedTuple):
         return _part(value, self.shared, self.place, self.shape)
 
 
-def _accesses(how: How, given: _Operands) -> list[_Access]:
+def _accesses(how: How, inputs: _Operands) -> list[_Access]:
     """Return the slices that an op stands for, in the order of its positions."""
-    shape, batch_dims, sizes = given.buffer.shape, how.batch_dims, how.sizes
-    starts, where, box = _positions(how, given, how.shared)
+    shape, batch_dims, sizes = inputs.buffer.shape, how.batch_dims, how.sizes
+    starts, where, box = _positions(how, inputs, how.shared)
     batch, inner, elem = shape[: how.shared], batch_dims - how.shared, shape[batch_dims + len(sizes) :]
-    taken, found = (*batch, *[1] * inner, *box, *elem), []
+    taken, accesses = (*batch, *[1] * inner, *box, *elem), []
     for place in np.ndindex(*starts[0].shape):
         rows = [widened(_part(x, 0, place, ()), max(shape)) for x in starts]
         mask = None if where is None else _part(where, how.shared, place, batch)
@@ -336,17 +336,17 @@ def _accesses(how: How, given: _Operands) -> list[_Access]:
         number = rows[0].dtype.type
         before, after = [0] * how.shared + list(place[:inner]), [0] * len(elem)
         start = [*map(number, before), *rows, *map(number, after)]
-        found.append(_Access(how.shared, place, tuple(start), taken, mask, batch_dims))
-    return found
+        accesses.append(_Access(how.shared, place, tuple(start), taken, mask, batch_dims))
+    return accesses
 
 
-def _positions(how: How, given: _Operands, shared: int) -> tuple[list[Array], Array | None, list[int]]:
+def _positions(how: How, inputs: _Operands, shared: int) -> tuple[list[Array], Array | None, list[int]]:
     """Return where the boxes of an op start along each axis, its mask for each example, and the sizes of the boxes.
 
     The starts have no axes for the examples that share them.
     """
-    shape, mask, window, box = given.buffer.shape, given.mask, how.window, box_along(how.sizes, how.window)
-    starts = [reshaped(x, x.shape[shared:]) for x in given.starts]
+    shape, mask, window, box = inputs.buffer.shape, inputs.mask, how.window, box_along(how.sizes, how.window)
+    starts = [reshaped(x, x.shape[shared:]) for x in inputs.starts]
     starts = [for_each(x, shape[shared : how.batch_dims]) for x in starts]
     mask = None if mask is None else for_each(mask, shape[: how.batch_dims])
     if not window or how.by_windows:
@@ -388,9 +388,9 @@ class _AtOnce(NamedTuple):
     own: int
 
     @classmethod
-    def of(cls, how: How, given: _Operands) -> "_AtOnce":
+    def of(cls, how: How, inputs: _Operands) -> "_AtOnce":
         shared = 0 if how.masked else how.shared  # an example may have a mask of its own
-        starts, mask, box = _positions(how, given, shared)
+        starts, mask, box = _positions(how, inputs, shared)
         starts = [widened(x, max(how.sizes)) for x in starts]
         windows = len(how.window) if how.by_windows else 0
         return cls(how, starts, box, windows, mask, shared, how.batch_dims - shared)
@@ -470,8 +470,8 @@ class _AtOnce(NamedTuple):
             scatter_dims_to_operand_dims=tuple(range(self.at, self.at + len(how.sizes))),
         )
         one_each = math.prod(row.shape[self.own :]) == 1
-        found: Array = SCATTERS[combine](buffer, start, value, dims, unique_indices=one_each, mode="drop")
-        return found
+        updated: Array = SCATTERS[combine](buffer, start, value, dims, unique_indices=one_each, mode="drop")
+        return updated
 
 
 def _scatter_sum(buffer: Array, start: Array, value: Array, dims: Any, **options: Any) -> Array:
