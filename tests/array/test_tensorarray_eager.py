@@ -156,18 +156,6 @@ def test_an_older_version_may_be_used_inside_of_a_transformation(how):
     assert rows(third) == [0, -1, -2, 30]
 
 
-def test_a_donated_array_is_gone_and_says_so():
-    step = jax.jit(lambda ta: ta.write(0, -1.0), donate_argnums=0)
-    ta = made("static")
-    after = step(ta)
-    assert rows(after) == [-1, 10, 20, 30]
-    for f in (lambda: ta.read(0), lambda: ta.stack(), lambda: ta.write(0, 1.0), lambda: ta.gather([0])):
-        with pytest.raises(RuntimeError, match="donated to a jitted function"):
-            f()
-    assert len(ta) == 4
-    assert "size=4" in repr(ta)
-
-
 def test_capacity_doubles():
     ta, pointers = TensorArray(f64, size=0, dynamic_size=True, element_shape=()), []
     for i in range(200):

@@ -1,6 +1,7 @@
-"""Loops that carry a TensorArray, forward and gradient, update its rows in place and take linear time."""
+"""Loops that carry a TensorArray, forward and gradient, update its rows in place and take linear time.
 
-import functools
+Reads and writes of an array of a fixed size are row ops: `support/row_programs.py` has those in loops and branches.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
 from jax import lax
 
-from jax_tensorarray import TensorArray, checkpoint_policies
+from jax_tensorarray import TensorArray
 
 ROW = 16
 LENGTH = 2000
@@ -36,9 +37,9 @@ def growing(xs, size=0, extra=0):
     return TensorArray(xs.dtype, size=size, dynamic_size=True, max_size=len(xs) + extra, element_shape=xs.shape[1:])
 
 
-def over_steps(body, carry, xs, **options):
+def over_steps(body, carry, xs):
     """The carry after `body(carry, i, xs[i])` for every row."""
-    return lax.scan(lambda c, ix: (body(c, *ix), None), carry, (jnp.arange(len(xs)), xs), **options)[0]
+    return lax.scan(lambda c, ix: (body(c, *ix), None), carry, (jnp.arange(len(xs)), xs))[0]
 
 
 def total(ta):
@@ -53,26 +54,8 @@ def some_row(i, xs):
 
 
 @program
-def write_in_reverse(xs):
-    def body(ta, i, x):
-        return ta.write(i, jnp.sin(x + ta.read(jnp.minimum(i + 1, len(xs) - 1))))
-
-    return total(over_steps(body, empty(xs), xs, reverse=True))
-
-
-@program
 def read_then_write(xs):
     return total(over_steps(lambda ta, i, x: ta.write(i, jnp.tanh(ta.read(i // 2) + x)), empty(xs), xs))
-
-
-@program
-def read_of_the_old_version_after_write(xs):
-    def body(c, i, x):
-        ta, seen = c
-        new = ta.write(i, jnp.sin(x))
-        return new, seen + jnp.sum(ta.read(some_row(i, xs)) ** 2)
-
-    return over_steps(body, (TensorArray.from_array(jnp.ones_like(xs)), jnp.float32(0)), xs)[1]
 
 
 @program
@@ -111,73 +94,6 @@ def closed_over_in_a_cond(xs):
 
 
 @program
-def written_in_one_branch(xs):
-    def body(ta, i, x):
-        row = ta.read(i // 3)
-        return lax.cond(i % 2 == 0, lambda ta: ta.write(i, x * row + 1), lambda ta: ta, ta)
-
-    return total(over_steps(body, empty(xs), xs))
-
-
-@program
-def kept_in_the_last_branch(xs):
-    def body(ta, i, x):
-        return lax.cond(x[0] > 0, lambda ta: ta, lambda ta: ta.write(i, jnp.sin(x)), ta)
-
-    return total(over_steps(body, empty(xs), xs))
-
-
-@program
-def written_in_one_branch_and_read_in_the_other(xs):
-    def body(c, i, x):
-        return lax.cond(
-            x[0] > 0,
-            lambda ta, hand: (ta.write(i, jnp.sin(x) + hand), hand),
-            lambda ta, hand: (ta, hand + jnp.cos(ta.read(i // 2))),
-            *c,
-        )
-
-    ta, hand = over_steps(body, (empty(xs), jnp.zeros_like(xs[0])), xs)
-    return total(ta) + jnp.sum(hand)
-
-
-@program
-def branches_of_a_switch(xs):
-    def body(ta, i, x):
-        choices = [
-            lambda ta: ta.write(i, x),
-            lambda ta: ta,
-            lambda ta: ta.write(i, ta.read(i // 2) * x).write(i // 3, x),
-        ]
-        return lax.switch(i % 3, choices, ta)
-
-    return total(over_steps(body, empty(xs), xs))
-
-
-@program
-def nested_jit(xs):
-    store = jax.jit(lambda ta, i, x: ta.write(i, jnp.sin(x)))
-
-    def body(c, i, x):
-        ta, seen = c
-        return store(ta, i, x), seen + jnp.sum(ta.read(some_row(i, xs)) ** 2)
-
-    return over_steps(body, (TensorArray.from_array(jnp.ones_like(xs)), jnp.float32(0)), xs)[1]
-
-
-@program
-def inner_scan(xs):
-    def body(ta, i, x):
-        def inner(ta, k):
-            at = (i + k) % len(xs)
-            return ta.write(at, jnp.sin(ta.read(at // 2) + x) * k), None
-
-        return lax.scan(inner, ta, jnp.arange(3))[0]
-
-    return total(over_steps(body, empty(xs), xs))
-
-
-@program
 def dict_of_arrays(xs):
     def body(tas, i, x):
         from_h, from_c = tas["h"].read(i // 2), tas["c"].read(i // 2)
@@ -198,15 +114,6 @@ def pytree_rows(xs):
 
     found = over_steps(body, TensorArray.like(row, len(xs)), xs).stack()
     return sum(jnp.sum(x**2) for x in jax.tree.leaves(found))
-
-
-@program
-def checkpointed(xs):
-    @functools.partial(jax.checkpoint, policy=checkpoint_policies.save_reads)
-    def body(ta, i, x):
-        return ta.write(i, jnp.tanh(ta.read(i // 2) + x))
-
-    return total(over_steps(body, empty(xs), xs))
 
 
 # --- dynamic size ----------------------------------------------------------------------------------------------

@@ -34,22 +34,10 @@ def python_fori(lower, upper, body_fun, carry, *, max_steps=MAX):
     return carry
 
 
-def python_scan(f, carry, xs):
-    ys = []
-    for x in xs:
-        carry, y = f(carry, x)
-        ys.append(y)
-    return carry, jnp.stack(ys)
-
-
 def library(residuals="auto", checkpoint=jax.checkpoint):
     options = {"max_steps": MAX, "on_limit": "stop", "residuals": residuals}
     return types.SimpleNamespace(
         while_loop=functools.partial(ta.while_loop, **options),
-        fori_loop=functools.partial(ta.fori_loop, **options),
-        lax_scan=lax.scan,
-        cond=lax.cond,
-        switch=lax.switch,
         checkpoint=checkpoint,
         read=ta_read,
         write=ta_write,
@@ -65,10 +53,6 @@ def library(residuals="auto", checkpoint=jax.checkpoint):
 OURS = library()
 PYTHON = types.SimpleNamespace(
     while_loop=python_while,
-    fori_loop=python_fori,
-    lax_scan=python_scan,
-    cond=lambda p, yes, no, *xs: yes(*xs) if p else no(*xs),
-    switch=lambda k, branches, *xs: branches[min(max(int(k), 0), len(branches) - 1)](*xs),
     checkpoint=lambda f: f,
     read=unrolled.ta_read,
     write=unrolled.ta_write,
@@ -83,7 +67,7 @@ PYTHON = types.SimpleNamespace(
 )
 
 #: name -> function of (lib, p, n) that gives a vector. p is [2 + ROWS], n the number of steps asked for.
-#: These are what the grammar of tests/support/random_programs.py makes never or seldom.
+#: These are what random programs, and loops in loops, make never or seldom.
 PROGRAMS: dict[str, Any] = {}
 
 
@@ -133,19 +117,6 @@ def carries_of_every_kind(lib, p, n):
 
 
 @program
-def a_tensorarray_in_the_carry_and_one_that_is_closed_over(lib, p, n):
-    x, w, b = split(p)
-    closed = lib.array(jnp.sin(b))
-
-    def step(i, ta, y):
-        y = jnp.sin(ta.read(i // 2) + y * w * closed.read(i)) * closed.read(0)
-        return ta.write(i, y * x).write(0, ta.read(i)), y
-
-    array, y = counted(lib, n, step, lib.array(b.reshape(3, 2).repeat(2, axis=0)), jnp.stack([x, w]))
-    return vector(array.stack(), y)
-
-
-@program
 def appends_and_pops(lib, p, n):
     x, w, b = split(p)
     size = n + 2 if lib is PYTHON else jnp.asarray(n, jnp.int32) + 2
@@ -160,36 +131,6 @@ def appends_and_pops(lib, p, n):
 
 
 @program
-def a_branch(lib, p, n):
-    x, w, b = split(p)
-
-    def step(i, y, b):
-        b = lib.cond(jnp.sin(9 * y) > 0, lambda b: lib.write(b, i, y * lib.read(b, i // 2)), lambda b: b, b)
-        branches = [
-            lambda y, b: (y, lib.add(b, 0, w)),
-            lambda y, b: (jnp.sin(y * lib.read(b, i, where=lib.truth(i != 3))), b),
-            lambda y, b: lib.swap(b, 1, y)[::-1],
-        ]
-        y, b = lib.switch((i * i + 1) % 3, branches, y, b)
-        return jnp.cos(y * w + lib.read(b, i)), b
-
-    return vector(*counted(lib, n, step, x, b))
-
-
-@program
-def a_loop_in_a_loop(lib, p, n):
-    x, w, b = split(p)
-
-    def step(i, y, b):
-        y, b = counted(
-            lib, i, lambda j, y, b: (jnp.sin(y + lib.read(b, j)) * w, lib.add(b, (i + j) % ROWS, y * x)), y, b
-        )
-        return y, lib.write(b, i, y)
-
-    return vector(*counted(lib, n, step, x, b))
-
-
-@program
 def a_loop_that_depends_on_the_data_in_a_loop(lib, p, n):
     x, w, b = split(p)
 
@@ -198,33 +139,6 @@ def a_loop_that_depends_on_the_data_in_a_loop(lib, p, n):
         return (jnp.cos(z) * lib.read(b, i),)
 
     return vector(*counted(lib, n, step, x))
-
-
-@program
-def counted_by_fori_loop_with_weights_that_are_closed_over(lib, p, n):
-    x, w, b = split(p)
-    weights = jnp.outer(b, b)
-
-    def step(i, c):
-        y, b = c
-        return jnp.sin(y * w + lib.read(b, i - 1)), jnp.tanh(weights @ lib.write(b, i - 1, y))
-
-    return vector(*lib.fori_loop(1, n + 1, step, (x, b)))
-
-
-@program
-def in_a_branch_of_a_scan_of_jax(lib, p, n):
-    x, w, b = split(p)
-
-    def f(c, row):
-        def loop(y, b):
-            return counted(lib, n, lambda i, y, b: (jnp.sin(y * w + lib.read(b, i)), lib.write(b, i, row * x)), y, b)
-
-        y, b = lib.cond(n > 1, loop, lambda y, b: (y * w, b), *c)
-        return (y, b), y
-
-    (y, b), ys = lib.lax_scan(f, (x, b), b[:2])
-    return vector(y, b, ys)
 
 
 @program
