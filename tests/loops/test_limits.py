@@ -84,15 +84,6 @@ def test_a_step_too_many_is_an_error_whatever_reverse_mode_stores(residuals):
         finish(run(2.0, 4))
 
 
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("f", TEXTS, ids=["while_loop", "fori_loop"])
-def test_with_stop_it_ends_there(f):
-    for call in (f, jit(functools.partial(f, on_limit="stop"))):
-        how = {"on_limit": "stop"} if call is f else {}
-        assert [call(2.0, n, **how) for n in (0, 3, 5, 9)] == [1, 8, 32, 32]
-    assert jit(jax.grad(functools.partial(f, on_limit="stop")))(2.0, 9) == 5 * 2**4
-
-
 def test_known_bounds_that_are_too_far_apart_are_refused_while_tracing():
     text = r"fori_loop: upper - lower is 10, more than max_steps=5\. Give a larger max_steps"
     for call in (power_by_fori, jit(power_by_fori, static_argnums=1)):
@@ -201,23 +192,6 @@ def test_a_condition_of_any_kind(name):
     assert run(x, 7)[0] == 6
     with pytest.raises(RUNTIME_ERRORS, match="still true after max_steps=5"):
         finish(run(x, 5))
-
-
-def test_a_condition_with_effects_is_asked_as_often_as_before():
-    asked = []
-
-    def f(n, most, on_limit):
-        def goes_on(k):
-            jax.debug.callback(lambda k: asked.append(int(k)), k, ordered=True)
-            return k < n
-
-        return while_loop(goes_on, lambda k: k + 1, 0, max_steps=most, on_limit=on_limit)
-
-    for on_limit in ("raise", "stop"):
-        asked.clear()
-        assert jit(f, static_argnums=(1, 2))(3, 4, on_limit) == 3
-        jax.effects_barrier()
-        assert asked == [0, 1, 2, 3]
 
 
 @pytest.mark.slow

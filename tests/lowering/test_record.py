@@ -212,18 +212,6 @@ def test_vmapped_indices_are_checked_where_they_are_to_be(mode):
     np.testing.assert_array_equal(g(np.zeros((3, 4)), at % 4).sum(1), [2, 2, 2])
 
 
-def test_of_vmapped_indices_those_of_examples_that_run_are_checked():
-    def f(b, at, n):
-        step = lambda c: (c[0] + 1, ta_write(c[1], ta_read(at, c[0]), 1.0))  # noqa: E731
-        return lax.while_loop(lambda c: c[0] < n, step, (0, b))[1]
-
-    g = jit(jax.vmap(f))
-    b, at = np.zeros((3, 4)), np.array([[0, 1, 9], [2, 7, -3], [-1, 0, 5]])
-    np.testing.assert_array_equal(g(b, at, np.array([2, 1, 0])).sum(1), [2, 1, 0])
-    assert error_of(g, b, at, np.array([3, 1, 0])) == "ta_write: index 9 is out of range for a buffer of size 4"
-    assert error_of(g, b, at, np.array([2, 2, 0])) == "ta_write: index 7 is out of range for a buffer of size 4"
-
-
 @pytest.mark.parametrize("shared", ["index", "mask"])
 def test_examples_may_share_the_index_or_the_mask(shared):
     def f(b, index, mask):

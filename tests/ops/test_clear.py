@@ -1,6 +1,6 @@
 """`ta_clear`: zeros in a range of rows, in place, at no cost where there are none.
 
-`test_transforms.py` and `test_batching.py` have it by itself, this file in programs that write and read as well."""
+`test_transforms.py` and `test_batching.py` have its derivatives and its batches."""
 
 import functools
 import itertools
@@ -11,11 +11,9 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
-import unrolled
-from in_numpy import in_numpy
 from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
-from jax import jit, lax
-from ops import OPS, OURS, loop
+from jax import lax
+from ops import OPS, loop
 
 from jax_tensorarray import ta_read, ta_write
 from jax_tensorarray._ops import reference
@@ -114,76 +112,6 @@ def test_a_bound_is_an_integer_scalar(name):
         ta_clear(BUFFER, **(bounds | {name: 1.0}))
     with pytest.raises(ValueError, match=rf"^ta_clear: {name} must be a scalar, got shape \(2,\)"):
         ta_clear(BUFFER, **(bounds | {name: jnp.array([1, 2])}))
-
-
-# --- in control flow -------------------------------------------------------------------------------------------
-#
-# A program of a few steps. Each writes a row and then clears a range. `test_transforms.py` has clears alone in
-# loops of other kinds and in branches.
-
-STARTS = np.array([1, 3, -2, 4, 9, 2])
-STOPS = np.array([3, 3, 1, 99, 11, 0])
-
-
-def step(lib, xp, buffer, x, k, start, stop):
-    row = xp.sin(lib.ta_read(buffer, (k + 2) % SIZE)) + x
-    return lib.ta_clear(lib.ta_write(buffer, k % SIZE, row * (1 + k)), start, stop)
-
-
-def by_hand(lib, xp, buffer, x):
-    for k in range(len(STARTS)):
-        buffer = step(lib, xp, buffer, x, k, STARTS[k], STOPS[k])
-    return buffer
-
-
-def in_scan(buffer, x):
-    xs = (jnp.arange(len(STARTS)), jnp.asarray(STARTS), jnp.asarray(STOPS))
-    return lax.scan(lambda b, ks: (step(OURS, jnp, b, x, *ks), None), buffer, xs)[0]
-
-
-X = rng.normal(size=ELEM)
-WEIGHTS = rng.normal(size=BUFFER.shape)
-
-
-def loss(xp, run, buffer, x):
-    out = run(buffer, x)
-    return xp.sum(WEIGHTS * xp.sin(out)) + xp.sum(out) ** 2 / 2
-
-
-def by_unrolling(buffer, x):
-    return loss(jnp, functools.partial(by_hand, unrolled, jnp), buffer, x)
-
-
-TANGENTS = np.cos(BUFFER), np.cos(X)
-BATCH = np.stack([BUFFER, BUFFER[::-1], 2 * BUFFER]), np.stack([X, 2 * X, -X])
-
-
-def derivatives(f):
-    """The value, derivatives of both orders and modes, those of a batch, and a batch of them."""
-
-    def along(f):
-        return lambda *args: jax.jvp(f, args, TANGENTS)[1]
-
-    def each(*args):
-        gradient = jax.grad(f, argnums=(0, 1))
-        twice = jax.grad(lambda *args: sum(jnp.vdot(g, t) for g, t in zip(gradient(*args), TANGENTS, strict=True)))
-        of_batch = jax.grad(lambda b, x: jax.vmap(f)(b, x).sum(), argnums=(0, 1))
-        found = [f(*args), gradient(*args), along(f)(*args), along(gradient)(*args), twice(*args)]
-        return [*found, jax.vmap(gradient)(*BATCH), of_batch(*BATCH)]
-
-    return each
-
-
-@pytest.mark.slow
-def test_a_program_that_clears_has_the_derivatives_of_plain_jax():
-    found = jit(derivatives(functools.partial(loss, jnp, in_scan)))(BUFFER, X)
-    expected = in_numpy(derivatives(by_unrolling))(BUFFER, X)
-    for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-9, atol=1e-10)
-    by_oracle = functools.partial(loss, np, functools.partial(by_hand, oracle, np))
-    np.testing.assert_allclose(found[0], by_oracle(BUFFER, X), rtol=1e-12)
-    for a, e in zip(found[1], oracle.gradient(by_oracle, [BUFFER, X]), strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-6, atol=1e-7)
 
 
 # --- batches ---------------------------------------------------------------------------------------------------

@@ -47,21 +47,6 @@ def test_complex_numbers_have_no_order():
         ta_max(jnp.zeros(3, jnp.complex64), 1, jnp.zeros((), jnp.complex64))
 
 
-@pytest.mark.parametrize("lowering", ["auto", "ffi", "xla"])
-@pytest.mark.parametrize(
-    "at", [lambda i: (3 * i + 1) % 5, lambda i: 2 * i - 3], ids=["in range", "out of range at times"]
-)
-def test_every_lowering_means_the_same(lowering, at):
-    rng = np.random.default_rng(0)
-    buffer, values, where = rng.normal(size=(5, 3)), rng.normal(size=(7, 3)), np.arange(7) % 3 != 1
-
-    def step(b, x):
-        return ta_max(b, at(x[0]), x[1], where=x[2], mode="drop", lowering=lowering), None
-
-    found = jit(lambda b: lax.scan(step, b, (jnp.arange(7), jnp.asarray(values), jnp.asarray(where)))[0])(buffer)
-    oracle.assert_same_bits(found, oracle.ta_max(buffer, at(np.arange(7)), values, where=where))
-
-
 # --- batches ---------------------------------------------------------------------------------------------------
 
 
