@@ -1,7 +1,6 @@
 """Arrays that grow, against Python lists: they have the list's rows, or raise where it is longer than its bound."""
 
 import functools
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +14,7 @@ from hypothesis import strategies as st
 from in_numpy import in_numpy
 from jax import lax
 
-import jax_tensorarray
-from jax_tensorarray import TensorArray, fori_loop, growing, scan, ta_read, tf, while_loop
+from jax_tensorarray import TensorArray, fori_loop, growing, tf, while_loop
 
 pytestmark = pytest.mark.slow(but=2)
 
@@ -173,17 +171,6 @@ def test_a_loop_finds_the_rows_that_each_step_appends():
     assert ta.stack(pad=True).shape == (1 + 3 * 4,)
 
 
-def test_an_array_that_a_loop_of_jax_is_given_does_not_grow_there():
-    for loop in (
-        lambda ta: lax.fori_loop(0, 3, lambda i, ta: ta.append(1.0), ta),
-        lambda ta: lax.scan(lambda ta, x: (ta.append(x), None), ta, jnp.arange(3.0))[0],
-        lambda ta: lax.while_loop(lambda ta: ta.size() < 3, lambda ta: ta.write(3, 1.0), ta),
-        lambda ta: lax.cond(True, lambda ta: ta.append(1.0), lambda ta: ta, ta),
-    ):
-        with pytest.raises(ValueError, match=r"TensorArray\.\w+: inside jit, .* grows no further than max_size"):
-            jax.jit(loop)(new().append(1.0))
-
-
 def test_after_a_loop_of_jax_it_grows_again():
     @jax.jit
     def f(x):
@@ -294,21 +281,6 @@ def test_other_errors_of_a_loop_stay_as_they_are():
     assert "ta.size()" not in str(e.value)
 
 
-def test_an_array_is_no_operand():
-    rows = TensorArray.from_array(jnp.arange(3.0))
-    for f in (
-        lambda: lax.scan(lambda c, x: (c + x, x), 0.0, rows),
-        lambda: scan(lambda c, x: (x * c, x), 0.0, rows),
-        lambda: jax.jit(lambda: jnp.asarray(rows))(),
-        lambda: rows < 3,
-        lambda: -rows,
-        lambda: np.ones(3) * rows,
-        lambda: np.float64(2) // rows,
-    ):
-        with pytest.raises(TypeError, match=r"is no array: .* ta\.stack\(\)"):
-            f()
-
-
 def test_two_branches_whose_arrays_differ_are_told_apart():
     def array(**options):
         return TensorArray(jnp.float64, size=2, element_shape=(), **options)
@@ -334,42 +306,3 @@ def test_an_index_of_another_library_is_named():
 
     with pytest.raises(TypeError, match=r"TensorArray\.read: index must be an integer, got \w+\.Tensor of int32"):
         TensorArray.from_array(jnp.arange(3.0)).read(Tensor())
-
-
-def test_a_loop_whose_array_nobody_takes_gives_a_warning():
-    ta = TensorArray(jnp.float64, size=2, element_shape=())
-
-    def write(i, ta):
-        return ta.write(i, 1.0)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        tf.while_loop(lambda i, _: i < 2, lambda i, ta: (i + 1, write(i, ta)), (0, ta))
-        jax_tensorarray.fori_loop(0, 2, write, ta)
-        while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, write(*c)), (0, ta))
-        scan(lambda ta, i: (write(i, ta), None), ta, jnp.arange(2))
-    assert [str(w.message).partition(":")[0] for w in caught] == ["tf.while_loop", "fori_loop", "while_loop", "scan"]
-    assert {w.filename for w in caught} == {__file__}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        taken = fori_loop(0, 2, write, ta)
-        fori_loop(0, 2, write, taken).stack()
-        assert tf.while_loop(lambda i, _: i < 2, lambda i, ta: (i + 1, write(i, ta)), (0, ta))[0] == 2
-        fori_loop(0, 2, lambda i, x: x + i, 0)
-
-
-# --- where masks do not reach ----------------------------------------------------------------------------------
-
-
-def test_where_no_mask_reaches_an_index_that_is_out_of_range_is_dropped():
-    rows, numbers = jnp.arange(4.0), jnp.array([1, 3, 0])
-
-    def printing(n, i):
-        jax.debug.callback(lambda: None)
-        return ta_read(rows, n + i)
-
-    in_a_branch = jax.vmap(lambda n: lax.cond(n < 2, lambda: printing(n, 2), lambda: -1.0))
-    assert in_a_branch(numbers).tolist() == [3, -1, 2]
-    in_a_loop = jax.vmap(lambda n: lax.fori_loop(0, n, lambda i, s: s + printing(n, i), 0.0))
-    assert in_a_loop(jnp.array([1, 2, 0])).tolist() == [1, 2 + 3, 0]
-    assert in_a_loop(numbers).tolist() == [1, 3, 0]  # rows 4 and 5 are not there

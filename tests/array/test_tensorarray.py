@@ -26,7 +26,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from waiting import finish
 
-from jax_tensorarray import TensorArray, ta_read
+from jax_tensorarray import TensorArray, scan, ta_read
 
 # --- arguments -------------------------------------------------------------------------------------------------
 
@@ -645,6 +645,10 @@ def test_it_is_no_array_and_says_what_to_do(run):
         lambda ta: ta**2,
         lambda ta: ta @ ta,
         lambda ta: ta < 1,
+        lambda ta: -ta,
+        lambda ta: np.float64(2) // ta,
+        lambda ta: lax.scan(lambda c, x: (c + x, x), 0.0, ta),
+        lambda ta: scan(lambda c, x: (x * c, x), 0.0, ta),
     ):
         with pytest.raises(TypeError, match=r"is no array: read its rows, or take all of them by ta\.stack\(\)"):
             run(f, TensorArray.from_array(jnp.arange(3.0)))

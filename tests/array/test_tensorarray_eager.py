@@ -9,7 +9,6 @@ import pickle
 import re
 import sys
 import threading
-import time
 
 import jax
 import jax.numpy as jnp
@@ -361,38 +360,6 @@ def test_no_index_is_narrowed(index, x64):
     with jax.enable_x64(x64):
         found = history.with_wide_index(lambda index: jax.jit(lambda i: i)(index), index)
     assert np.array_equal(np.asarray(found, object), np.asarray(index, object))
-
-
-@pytest.mark.parametrize("empty", [(0, (2,)), (3, (0,)), (0, ())])
-def test_arrays_without_elements(empty):
-    size, element_shape = empty
-    ta = TensorArray(f64, size=size, element_shape=element_shape)
-    for i in range(size):
-        ta = ta.write(i, jnp.zeros(element_shape))
-        ta = ta.write(i, jnp.zeros(element_shape))
-    assert ta.stack().shape == (size, *element_shape)
-
-
-def _seconds_a_write(n, writes=2000):
-    x = jnp.ones(64)
-    ta = TensorArray(f64, size=n, element_shape=(64,))
-    ta = ta.write(0, x)
-    jax.block_until_ready(ta._rows.version.newest())
-    start = time.process_time()
-    for i in range(writes):
-        ta = ta.write(i % n, x)
-    jax.block_until_ready(ta._rows.version.newest())
-    return (time.process_time() - start) / writes
-
-
-def test_a_write_takes_the_same_time_whatever_the_size():
-    """A copy of the larger buffer, 50 MB, takes some 10 ms; a write some 20 us."""
-    ratios = []
-    for _ in range(5):
-        ratios.append(_seconds_a_write(100_000) / _seconds_a_write(1000))
-        if ratios[-1] < 5:
-            return
-    raise AssertionError(f"a write into 100 times as many rows took {ratios} times as long")
 
 
 def test_rows_that_are_random_keys():

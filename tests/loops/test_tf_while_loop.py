@@ -374,14 +374,6 @@ def by_reads(ta):
     return tf.while_loop(lambda i, ta: i < 4, lambda i, ta: (i + 1, ta), (0, ta), maximum_iterations=9)[1]
 
 
-def test_without_a_bound_of_the_steps_the_loop_asks_for_max_size():
-    for options in ({}, {"element_shape": ()}):
-        with pytest.raises(
-            ValueError, match=r"give TensorArray\(..., max_size=n\).* from their max_steps, or from a maximum_it"
-        ):
-            while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1].write(c[0], 1.0)), (0, growing(**options)))
-
-
 @pytest.mark.parametrize(
     ("given", "described"),
     [
