@@ -78,6 +78,7 @@ def pytest_configure(config):
         "slow(but=0): judges what others judge in part, or what no version of jax changes; "
         "`but` so many cases of the test, or tests of the file, are not slow",
     )
+    config.addinivalue_line("markers", "nightly: only with --all")
     profile = "many" if config.getoption("all") else "some" if config.getoption("slow") else "few"
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
 
@@ -103,16 +104,18 @@ def slow_ones(items):
 def pytest_collection_modifyitems(config, items):
     """Leave slow tests out, unless all are asked for, or those of their file, or by an expression, or their part."""
     option = config.option
-    if option.all or option.markexpr or option.keyword:
+    if option.all:
         return
     named = {Path(arg.split("::")[0]).resolve() for arg in config.args}
     number, count = option.slow or (-1, 1)
-    slow = slow_ones(items)
+    slow = set() if option.markexpr or option.keyword else slow_ones(items)
 
     def is_asked_for(item):
         return item.path in named or by_hash(item) % count == number
 
-    left_out = [item in slow and not is_asked_for(item) for item in items]
+    left_out = [
+        item.get_closest_marker("nightly") is not None or (item in slow and not is_asked_for(item)) for item in items
+    ]
     config.hook.pytest_deselected(items=list(itertools.compress(items, left_out)))
     items[:] = [item for item, is_out in zip(items, left_out, strict=True) if not is_out]
 

@@ -4,6 +4,7 @@
     python tools/mutants.py accumulator mask                # those with one of these in their name
     python tools/mutants.py --most 150                      # no more than so many random programs for each
     python tools/mutants.py --file in_place/test_masks.py   # no programs: which mutants these tests notice
+    python tools/mutants.py --file "in_place/test_catalogue.py -k masks"
     python tools/mutants.py --save ...                      # write what was found into the page for developers
     python tools/mutants.py --unchanged 1000                # no mutant: so many programs, and none may fail
 
@@ -42,10 +43,11 @@ class Mutant(NamedTuple):
     edits: tuple[tuple[str, str, str], ...]
     programs: tuple[str, ...] = ()  #: `ops`, `plain` or `passes`, perhaps with the names of some transformations
     by: str = "numpy"  #: what evaluates the programs; "": what does so in the tests
-    files: tuple[str, ...] = ()  #: in `tests/`
+    files: tuple[str, ...] = ()  #: in `tests/`, perhaps with options of pytest
 
 
 EVERYTHING = ("ops", "plain")
+CATALOGUE = "in_place/test_catalogue.py"  # with `-k` and the name of a family
 
 MUTANTS = {
     "an accumulator in two operands is taken twice": Mutant(
@@ -193,7 +195,7 @@ MUTANTS = {
             ),
         ),
         ("plain",),
-        files=("in_place/test_masks.py",),
+        files=(f"{CATALOGUE} -k masks",),
     ),
     "a mask of several places writes one": Mutant(
         (
@@ -203,12 +205,12 @@ MUTANTS = {
                 "    for located in found[:1]:\n        update",
             ),
         ),
-        files=("in_place/test_masks.py",),
+        files=(f"{CATALOGUE} -k masks",),
     ),
     "an inverted mask selects as it is": Mutant(
         (("_in_place/masks.py", "no, yes = reversed(cases) if mask.inverted else cases", "no, yes = cases"),),
         ("plain",),
-        files=("in_place/test_masks.py",),
+        files=(f"{CATALOGUE} -k masks",),
     ),
     "the conditions of a mask are ignored": Mutant(
         (
@@ -218,7 +220,7 @@ MUTANTS = {
                 "return _Location(address, address.index_of(starts), None)",
             ),
         ),
-        files=("in_place/test_masks.py",),
+        files=(f"{CATALOGUE} -k masks",),
     ),
     "a sum by a mask that is true for no row has a row": Mutant(
         (
@@ -229,7 +231,7 @@ MUTANTS = {
             ),
         ),
         ("plain",),
-        files=("in_place/test_masks.py",),
+        files=(f"{CATALOGUE} -k masks",),
     ),
     # Parts of a buffer that are put back.
     "a part is put back at another place": Mutant(
@@ -241,7 +243,7 @@ MUTANTS = {
     ),
     "a part that is out of range is put back": Mutant(
         (("_in_place/parts.py", "    if box.drops and box.starts.keys() - known:", "    if False:"),),
-        files=("in_place/test_parts.py", "in_place/test_rows_of_rows.py"),
+        files=(f"{CATALOGUE} -k rows_of_rows",),
     ),
     "a changed part that is out of range is read from the buffer": Mutant(
         (
@@ -251,7 +253,7 @@ MUTANTS = {
                 "return not self.fills",
             ),
         ),
-        files=("in_place/test_parts.py", "in_place/test_rows_of_rows.py"),
+        files=(f"{CATALOGUE} -k rows_of_rows",),
     ),
     # Maps: views of a buffer, and row ops on them.
     "a digit of a start has the digits above it": Mutant(
@@ -310,7 +312,7 @@ MUTANTS = {
             ),
         ),
         ("plain",),
-        files=("in_place/test_parts.py",),
+        files=(f"{CATALOGUE} -k parts",),
     ),
     "old rows are put back from the first to the last": Mutant(
         (
@@ -333,7 +335,7 @@ MUTANTS = {
                 "return are_alike",
             ),
         ),
-        files=("in_place/test_parts.py", "in_place/test_rows_of_rows.py", "in_place/test_random_steps.py"),
+        files=("in_place/test_rows_of_rows.py", "in_place/test_random_steps.py"),
     ),
     # Views.
     "a transposed view has the inverse permutation": Mutant(
@@ -344,7 +346,7 @@ MUTANTS = {
                 'm.transposed(tuple(map(eqn.params["permutation"].index, range(len(of)))))',
             ),
         ),
-        files=("in_place/test_views.py",),
+        files=(f"{CATALOGUE} -k views",),
     ),
     # Rings.
     "a row past the end of a ring buffer is not wrapped": Mutant(
@@ -355,7 +357,7 @@ MUTANTS = {
                 "return jnp.where(place > n, place - np.int32(n), place)",
             ),
         ),
-        files=("in_place/test_maps.py", "in_place/test_registers.py"),
+        files=("in_place/test_maps.py", f"{CATALOGUE} -k registers"),
     ),
     "rows that have moved within a ring buffer stay where they were": Mutant(
         (
@@ -365,7 +367,7 @@ MUTANTS = {
                 "stays = _is_same(piece.of, best.of)",
             ),
         ),
-        files=("in_place/test_registers.py",),
+        files=(f"{CATALOGUE} -k registers",),
     ),
     "a select of ring buffers keeps the start of the first": Mutant(
         (
@@ -375,16 +377,16 @@ MUTANTS = {
                 "    if True:\n        return",
             ),
         ),
-        files=("in_place/test_registers.py", "in_place/test_random_steps.py"),
+        files=(f"{CATALOGUE} -k registers", "in_place/test_random_steps.py"),
     ),
     # Layouts.
     "rows of a permuted buffer have the inverse permutation": Mutant(
         (("_in_place/layouts.py", ".transposed(self.order)", ".transposed(self.back)"),),
-        files=("in_place/test_layouts.py",),
+        files=(f"{CATALOGUE} -k layouts",),
     ),
     "a buffer begins in the inverse layout": Mutant(
         (("_in_place/layouts.py", "return jnp.transpose(x, self.back)", "return jnp.transpose(x, self.order)"),),
-        files=("in_place/test_layouts.py",),
+        files=(f"{CATALOGUE} -k layouts",),
     ),
     # Twins.
     "carries that begin equal stay equal": Mutant(
@@ -411,7 +413,7 @@ MUTANTS = {
                 "examples = [lax.full(shape, 0, np.int32) for k in range(b)]",
             ),
         ),
-        files=("in_place/test_stacks.py",),
+        files=(f"{CATALOGUE} -k stacks",),
     ),
     # Undo and tapes.
     "a buffer is restored from a place that it does not have before the step": Mutant(
@@ -611,7 +613,7 @@ def by_tests(mutant: Mutant, file: str) -> str:
     """Return the first test of a file or a folder that fails with a mutant, "" if none does."""
     with mutated(mutant) as folder:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--no-header", "--tb=no"]
-        command += ["-p", "no:cacheprovider", f"tests/{file}"]
+        command += ["-p", "no:cacheprovider", *f"tests/{file}".split()]
         paths = [str(folder), os.environ.get("PYTHONPATH", "")]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env)

@@ -12,14 +12,15 @@ import numpy as np
 
 from benchmarks.harm.measure import ROOT
 from benchmarks.pages import filled
-from benchmarks.shapes.programs import EXAMPLES, ORDERS, SHAPES, Shape, arguments, row
+from jax_tensorarray import in_place
 from jax_tensorarray._hlo import ahead
-from jax_tensorarray._hlo import text as hlo_text
+from tests.support.catalogue.loop import ORDERS, Loop, arguments, bytes_of
+from tests.support.catalogue.page import LOOPS, SHAPES, Shape, row
+from tests.support.in_place import whole_buffer_operations
 
 RESULTS = ROOT / "benchmarks/results/shapes.json"
 TABLE = ROOT / "benchmarks/results/shapes.md"
 BEGIN = "<!-- python -m benchmarks.shapes: begin -->"
-STEPS = 256
 PLATFORMS = {"cpu": "CPU", "cuda": "H100", "tpu": "TPU v5e"}
 
 
@@ -32,9 +33,9 @@ def main() -> None:
     options = parser.parse_args()
     made: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "jax": jax.__version__}
     stored = json.loads(RESULTS.read_text())["shapes"] if RESULTS.exists() else {}
-    for name, of in SHAPES.items():
+    for name in SHAPES:
         if not options.only or any(text in name for text in options.only):
-            stored[name] = stored.get(name, {}) | _found(of, options.platforms)
+            stored[name] = stored.get(name, {}) | _found(name, options.platforms)
             print(name, stored[name], flush=True)
     made["shapes"] = {name: stored[name] for name in SHAPES if name in stored}
     if options.save:
@@ -42,37 +43,38 @@ def main() -> None:
         TABLE.write_text(written(TABLE.read_text(), made))
 
 
-def _found(of: Shape, platforms: list[str]) -> dict[str, Any]:
+def plain(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function unchanged, as plain JAX has it."""
+    return f
+
+
+def _found(name: str, platforms: list[str]) -> dict[str, Any]:
+    of, loop = SHAPES[name], LOOPS[name]
     found: dict[str, Any] = {}
     for platform in platforms:
         if platform == "cpu" or not ahead.why_not(platform):
-            found[platform] = {order: moves(of, order, platform) for order in of.orders}
+            found[platform] = {
+                order: [whole_buffers(loop, order, by, platform) for by in (plain, in_place)] for order in of.orders
+            }
     # What reads all rows in each step grows with them.
     if "cpu" in platforms and not any(name in of.code for name in ("einsum", "solve_triangular", "w @")):
-        plain, ours = ORDERS["forward" if "grad(in_place)" not in of.orders else "grad(in_place)"]
-        found["growth"] = [growth(of, plain), growth(of, ours)]
+        order = "forward" if "grad(in_place)" not in of.orders else "grad(in_place)"
+        found["growth"] = [growth(of, order, by) for by in (plain, in_place)]
     return found
 
 
-def moves(of: Shape, order: str, platform: str = "cpu") -> list[int]:
-    """Return how many whole buffers a step moves: in plain JAX, and under `in_place`."""
-    return [whole_buffers(of, change, order, platform) for change in ORDERS[order]]
+def whole_buffers(loop: Loop, order: str, by: Callable[..., Any], platform: str = "cpu") -> int:
+    """Return how many operations in loops make anew as much as the smallest buffer of a program has."""
+    size = bytes_of(loop, order)
+    text = ahead.compiled_for(platform, ORDERS[order](loop.f, by, 0), *arguments(loop, order)).as_text()
+    return len(whole_buffer_operations(text, size))
 
 
-def whole_buffers(of: Shape, change: Callable[..., Any], order: str, platform: str = "cpu") -> int:
-    """Return how many operations in loops make anew as much as the smallest buffer has."""
-    size = of.num_bytes(STEPS) * (EXAMPLES if order.startswith("vmap") else 1)
-    text = ahead.compiled_for(platform, change(of.loss(STEPS)), *arguments(order)).as_text()
-    copies = hlo_text.copies_in_loops(text, size)
-    others = hlo_text.whole_buffer_operations_in_loops(text, size)
-    return len({op.name for op in [*copies, *others]})
-
-
-def growth(of: Shape, change: Callable[..., Any]) -> float:
+def growth(of: Shape, order: str, by: Callable[..., Any]) -> float:
     """Return how many times as long four times the steps take."""
     times, steps = [], 1000 if of.num_bytes(4000) < 1e6 else 128
     for T in (steps, 4 * steps):
-        f, x = jax.jit(change(of.loss(T))), row()
+        f, x = jax.jit(ORDERS[order](of.loss(T), by, 0)), row()
         jax.block_until_ready(f(x))
         runs = []
         for _ in range(5):

@@ -8,8 +8,8 @@ import pytest
 from benchmarks import evidence, facts
 from benchmarks.pages import filled
 from benchmarks.shapes import __main__ as shapes
-from benchmarks.shapes.programs import SHAPES
 from benchmarks.wild import __main__ as wild
+from tests.support.catalogue.page import SHAPES
 
 
 @pytest.mark.parametrize("page", facts.pages(), ids=lambda page: page.relative_to(facts.ROOT).as_posix())
@@ -33,7 +33,14 @@ def test_the_table_of_patterns_is_that_of_the_stored_results():
     made = json.loads(shapes.RESULTS.read_text())
     table = shapes.TABLE.read_text()
     assert shapes.written(table, made) == table, "run python -m benchmarks.shapes --save"
-    assert made["shapes"].keys() <= SHAPES.keys()
+    assert list(made["shapes"]) == list(SHAPES)
+
+
+def test_the_table_of_patterns_has_what_the_catalogue_says():
+    """`tests/in_place/test_catalogue.py` counts again."""
+    found = json.loads(shapes.RESULTS.read_text())["shapes"]
+    ours = {name: {order: after for order, (_, after) in of["cpu"].items()} for name, of in found.items()}
+    assert ours == {name: {order: of.whole.get(order, 0) for order in of.orders} for name, of in SHAPES.items()}
 
 
 def test_a_page_without_the_mark_of_a_block_is_an_error():

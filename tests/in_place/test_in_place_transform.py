@@ -18,6 +18,7 @@ import numpy as np
 import oracle
 import pytest
 import row_programs
+from catalogue.plain_loops import rows, walked
 from gates import gates
 from hypothesis import example, given, settings
 from in_numpy import in_numpy
@@ -29,9 +30,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from plain_loops import FORWARD_ONLY, LOOPS, rows, walked
+from orders import ORDERS, assert_as_in_numpy, in_turn
 from random_checks import CARRIES_TOKENS
-from reported import PROGRAMS as REPORTED
 from row_programs import programs
 from waiting import finish
 
@@ -44,61 +44,19 @@ from jax_tensorarray.export import disabled_checks
 # --- loops as people write them --------------------------------------------------------------------------------
 
 
-ORDERS = {
-    "value": lambda f: in_place(f),
-    "gradient": lambda f: jax.value_and_grad(in_place(f)),
-    "of a gradient": lambda f: in_place(jax.value_and_grad(f)),
-}
+def assert_same_and_in_place(f, order, rtol=2e-5, atol=2e-6):
+    """A function of 200 rows."""
+    program = assert_as_in_numpy(f, rows(200), order, rtol=rtol, atol=atol)
+    assert_no_whole_buffer_copy(program, *rows(200))
 
 
-def plain(f, order):
-    return f if order == "value" else jax.value_and_grad(f)
-
-
-def assert_same_and_in_place(ours, want, args, rtol=2e-5, atol=2e-6):
-    """The buffers are as large as the first argument."""
-    program = compiled(ours, *args)
-    close = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
-    jax.tree.map(close, program(*args), want)
-    assert_no_whole_buffer_copy(program, args[0])
-
-
-#: The rules are the same ones in every order: a loop has one of those of a gradient, in turn.
-IN_TURN = [(n, "value" if n in FORWARD_ONLY else list(ORDERS)[1 + k % 2]) for k, n in enumerate(LOOPS)]
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize(("name", "order"), IN_TURN)
-def test_a_plain_loop_gives_what_it_gave_and_is_in_place(name, order):
-    f, oracle = LOOPS[name], jit if name == "divided" else in_numpy
-    assert_same_and_in_place(ORDERS[order](f), oracle(plain(f, order))(*rows(200)), rows(200))
+GRADIENTS = ["grad(in_place)", "in_place(grad)"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "order"), [(n, list(ORDERS)[k % 3]) for k, n in enumerate(programs)])
+@pytest.mark.parametrize(("name", "order"), in_turn(programs, ["forward", *GRADIENTS]))
 def test_a_program_of_the_suite_gives_what_it_gave_and_is_in_place(name, order):
-    f = programs[name].with_ops(row_programs.plain)
-    assert_same_and_in_place(ORDERS[order](f), in_numpy(plain(f, order))(*rows(200)), rows(200))
-
-
-@functools.cache
-def reported(issue):
-    """The arguments, and what plain JAX gives."""
-    transform, f, args_of = REPORTED[issue]
-    args = args_of(1100)
-    return args, jit(transform(f))(*args)
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize(
-    ("issue", "inside"),
-    [(n, i) for n in REPORTED for i in (False, True) if not i or REPORTED[n][0] in (jax.grad, jax.vmap)],
-)
-def test_a_reported_program_gives_what_it_gave_and_is_in_place(issue, inside):
-    transform, f, _ = REPORTED[issue]
-    repaired = in_place(transform(f)) if inside else transform(in_place(f))
-    args, want = reported(issue)
-    assert_same_and_in_place(repaired, want, args, rtol=1e-5, atol=1e-6)
+    assert_same_and_in_place(programs[name].with_ops(row_programs.plain), order)
 
 
 def test_what_all_examples_read_is_not_repeated_for_each():
@@ -145,7 +103,7 @@ def test_writes_of_most_elements_stay_as_they_are():
 
 
 @pytest.mark.slow(but=1)
-@pytest.mark.parametrize("order", ["value", "gradient"])
+@pytest.mark.parametrize("order", ["forward", "grad(in_place)"])
 def test_copies_that_a_program_asks_for_are_left_to_xla(order):
     """Equinox's loops copy what they carry, and select between the copies."""
 
@@ -157,12 +115,12 @@ def test_copies_that_a_program_asks_for_are_left_to_xla(order):
 
         return jnp.sum(lax.scan(step, (1, jnp.copy(x)), None, length=len(x))[0][1] ** 2)
 
-    assert_same_and_in_place(ORDERS[order](f), in_numpy(plain(f, order))(*rows(200)), rows(200))
+    assert_same_and_in_place(f, order)
 
 
 @pytest.mark.slow(but=1)
-@pytest.mark.parametrize("order", ["value", "gradient"])
-def test_a_body_may_be_repaired_by_itself(order):
+@pytest.mark.parametrize("change", [lambda f: f, jax.grad])
+def test_a_body_may_be_repaired_by_itself(change):
     def f(body, x):
         return jnp.sum(lax.scan(lambda b, i: (body(b, x, i), None), x, jnp.arange(len(x)))[0] ** 2)
 
@@ -170,8 +128,10 @@ def test_a_body_may_be_repaired_by_itself(order):
         new = b.at[i].set(jnp.sin(b[i // 2]) + x[i])
         return jnp.where(x[i, 0] > 0, new, b)
 
-    ours, theirs = (plain(functools.partial(f, body), order) for body in (in_place(body), body))
-    assert_same_and_in_place(ours, in_numpy(theirs)(*rows(200)), rows(200))
+    program = compiled(change(functools.partial(f, in_place(body))), *rows(200))
+    want = in_numpy(change(functools.partial(f, body)))(*rows(200))
+    np.testing.assert_allclose(program(*rows(200)), want, rtol=2e-5, atol=2e-6)
+    assert_no_whole_buffer_copy(program, *rows(200))
 
 
 def test_a_loop_that_differs_by_where_it_is_traced():
@@ -814,16 +774,11 @@ def checkpointed(x):
     return jnp.sum(lax.fori_loop(1, len(x), body, x / 9) ** 2)
 
 
-@functools.cache
-def gradient_of_checkpointed():
-    return in_numpy(jax.value_and_grad(checkpointed))(*rows(200))
-
-
 @pytest.mark.slow(but=1)
 @pytest.mark.usefixtures("checkpoints_of_jax")
-@pytest.mark.parametrize("order", ["gradient", "of a gradient"])
+@pytest.mark.parametrize("order", GRADIENTS)
 def test_a_checkpointed_body_keeps_rows(order):
-    assert_same_and_in_place(ORDERS[order](lambda x: checkpointed(x)), gradient_of_checkpointed(), rows(200))
+    assert_same_and_in_place(lambda x: checkpointed(x), order)
 
 
 @pytest.mark.slow
@@ -860,7 +815,7 @@ def test_the_policy_of_a_checkpoint_is_kept():
 
         return jnp.sum(lax.scan(body, x, jnp.arange(len(x)))[0])
 
-    assert_same_and_in_place(jax.grad(in_place(f)), in_numpy(jax.grad(f))(*rows(200)), rows(200))
+    assert_same_and_in_place(f, "grad(in_place)")
     text = str(jax.make_jaxpr(jax.grad(in_place(f)))(*rows(20)))
     assert text.count("cos") == str(jax.make_jaxpr(jax.grad(f))(*rows(20))).count("cos")
 
@@ -1229,17 +1184,13 @@ def test_a_custom_vjp_that_asks_for_zeros_gets_those_of_plain_jax(by, order):
     def loss(b, s):
         return jnp.sum(f(b, s, 3)[0] ** 2)
 
-    orders = {
-        "grad(in_place)": lambda f: jax.grad(in_place(f), by),
-        "in_place(grad)": lambda f: in_place(jax.grad(f, by)),
-        "vmap": lambda f: in_place(jax.vmap(jax.grad(f, by), (0, None))),
-    }
-    plain = jax.grad(loss, by) if order != "vmap" else jax.vmap(jax.grad(loss, by), (0, None))
+    of_batch = lambda f, g, by: g(jax.vmap(jax.grad(f, by), (0, None)))  # noqa: E731
+    change = of_batch if order == "vmap" else ORDERS[order]
     b, s = jnp.asarray(np.random.default_rng(0).standard_normal((2, 40, 16))), jnp.asarray(0.7)
     b = b if order == "vmap" else b[0]
-    want, asked_by_plain = in_numpy(plain)(b, s), asked.copy()
+    want, asked_by_plain = in_numpy(change(loss, lambda f: f, by))(b, s), asked.copy()
     asked.clear()
-    program = compiled(orders[order](loss), b, s)
+    program = compiled(change(loss, in_place, by), b, s)
     assert asked == asked_by_plain
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), program(b, s), want)
     assert_no_whole_buffer_copy(program, b)
@@ -1330,7 +1281,8 @@ CLOSING_OVER = {
 CLOSING_OVER["a cotangent of NumPy's"].defvjp(
     lambda b: (filled_by(TABLE[0], b), None), lambda _, ct: (np.ones((40, 16)),)
 )
-ORDERS_OF_RULES = ["grad(in_place)", "in_place(grad)", "vmap(grad(in_place))", "grad(vmap(in_place))"]
+ORDERS_OF_RULES = {order: ORDERS[order] for order in (*GRADIENTS, "vmap(grad)")}
+ORDERS_OF_RULES["grad(vmap)"] = lambda f, g, by: jax.grad(lambda b: jnp.sum(jax.vmap(g(f))(b)))
 #: Each in one order, which random programs put into all; and two in every order.
 OF_RULES = [*zip(CLOSING_OVER, itertools.cycle(ORDERS_OF_RULES), strict=False)]
 OF_RULES = sorted({*OF_RULES, *itertools.product(["a table it reads a row of", "in a scan"], ORDERS_OF_RULES)})
@@ -1346,15 +1298,7 @@ def test_rules_of_functions_that_close_over_arrays(name, order):
 
     b = jnp.asarray(np.random.default_rng(0).standard_normal((2, 40, 16)))
     b = b if "vmap" in order else b[0]
-    ours, plain = {
-        "grad(in_place)": (jax.grad(in_place(loss)), jax.grad(loss)),
-        "in_place(grad)": (in_place(jax.grad(loss)), jax.grad(loss)),
-        "vmap(grad(in_place))": (jax.vmap(jax.grad(in_place(loss))), jax.vmap(jax.grad(loss))),
-        "grad(vmap(in_place))": (
-            jax.grad(lambda b: jnp.sum(jax.vmap(in_place(loss))(b))),
-            jax.grad(lambda b: jnp.sum(jax.vmap(loss)(b))),
-        ),
-    }[order]
+    ours, plain = (ORDERS_OF_RULES[order](loss, by, 0) for by in (in_place, lambda f: f))
     oracle = jit if name == "a key" else in_numpy
     np.testing.assert_allclose(jit(ours)(b), oracle(plain)(b), rtol=1e-9)
 
@@ -1437,7 +1381,7 @@ def test_a_custom_vjp_of_a_carry_without_a_tangent(loop, order):
 
 @pytest.mark.slow(but=1)
 @pytest.mark.parametrize("asks", [False, True])
-@pytest.mark.parametrize("order", ["grad(in_place)", "in_place(grad)", "vmap"])
+@pytest.mark.parametrize("order", [*GRADIENTS, "vmap(grad)"])
 def test_a_cotangent_keeps_the_dtype_that_a_rule_has_given_it(order, asks):
     """Rules of mixed precision hand on cotangents of other dtypes than the results'."""
     given = []
@@ -1458,15 +1402,8 @@ def test_a_cotangent_keeps_the_dtype_that_a_rule_has_given_it(order, asks):
 
     loss.defvjp(lambda b: (loss(b), b), lambda b, ct: (2 * ct * b.astype(jnp.float32),))
     b = jnp.linspace(0, 1, 40).reshape(2, 20).astype(jnp.bfloat16)
-    b = b if order == "vmap" else b[0]
-    orders = {
-        "grad(in_place)": lambda f: jax.grad(in_place(f)),
-        "in_place(grad)": lambda f: in_place(jax.grad(f)),
-        "vmap": lambda f: jax.vmap(jax.grad(in_place(f))),
-    }
-    plain = jax.grad(lambda b: loss(run(b)))
-    want = (jax.vmap(plain) if order == "vmap" else plain)(b)
-    got = orders[order](lambda b: loss(run(b)))(b)
+    b = b if order == "vmap(grad)" else b[0]
+    got, want = (ORDERS[order](lambda b: loss(run(b)), by, 0)(b) for by in (in_place, lambda f: f))
     assert want.dtype == got.dtype == jnp.float32 and set(given) == {jnp.dtype(jnp.float32)}
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
@@ -1561,21 +1498,15 @@ def test_the_minimum_of_rows_that_may_be_the_same_has_a_derivative_by_rows(name,
         return jnp.sum(jnp.sin(lax.scan(body, b, jnp.arange(len(b)))[0]) ** 2)
 
     ours, plain = (functools.partial(f, minima) for minima in (MINIMA, PLAIN_MINIMA))
-    by = {
-        "forward": lambda repaired, f: repaired(f),
-        "grad(in_place)": lambda repaired, f: jax.grad(repaired(f), (0, 1)),
-        "in_place(grad)": lambda repaired, f: repaired(jax.grad(f, (0, 1))),
-        "vmap(grad)": lambda repaired, f: jax.vmap(jax.grad(repaired(f), (0, 1))),
-        "in_place(vmap(grad))": lambda repaired, f: repaired(jax.vmap(jax.grad(f, (0, 1)))),
-    }[order]
 
     def args_of(length):
         b = jnp.sin(jnp.arange(8.0 * length)).reshape(length, 8).at[::5].set(0.25).at[3::7].set(-0.0)
         x = jnp.linspace(-1, 1, 8)
         return (jnp.stack([b, 2 * b]), jnp.stack([x, -x])) if "vmap" in order else (b, x)
 
-    program = (assert_in_place if order != "forward" else compiled_for)(by(in_place, ours), args_of, 120)
-    got, want = program(*args_of(120)), jit(by(lambda f: f, plain))(*args_of(120))
+    by = ORDERS[order]
+    program = (assert_in_place if order != "forward" else compiled_for)(by(ours, in_place, (0, 1)), args_of, 120)
+    got, want = program(*args_of(120)), jit(by(plain, lambda f: f, (0, 1)))(*args_of(120))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), got, want)
 
 
@@ -1633,16 +1564,7 @@ def test_rows_that_may_be_the_same_are_divided_by_the_product_of_their_factors(n
 
         return lax.scan(body, b, jnp.arange(len(b)))[0]
 
-    def loss(f):
-        return jax.grad(lambda b: jnp.sum(jnp.sin(f(b))))
-
-    ours, plain = {
-        "forward": (in_place(f), f),
-        "grad(in_place)": (loss(in_place(f)), loss(f)),
-        "in_place(grad)": (in_place(loss(f)), loss(f)),
-        "in_place(vmap)": (in_place(jax.vmap(f)), jax.vmap(f)),
-        "vmap(grad)": (jax.vmap(loss(in_place(f))), jax.vmap(loss(f))),
-    }[order]
+    ours, plain = (ORDERS[order](f, by, 0) for by in (in_place, lambda f: f))
 
     def args_of(length):
         b = 1.5 + jnp.sin(jnp.arange(8.0 * length)).reshape(length, 8)

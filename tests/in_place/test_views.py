@@ -1,85 +1,20 @@
-"""Rows of what is computed from a whole buffer, `q.T[i]` or `(q * 2)[i]`, are rows of the buffer."""
+"""Views that are made before a loop, of all rows, or of versions that are discarded."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from catalogue.views import COMPUTED, D, N, Q
 from in_numpy import in_numpy
-from in_place import assert_no_whole_buffer_copy, compiled
+from in_place import compiled
 from jax import jit, lax
-from orders import ORDERS as ORDERS_OF_ALL
-from orders import assert_as_in_numpy, in_turn
+from orders import ORDERS, assert_as_in_numpy, in_turn
 
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._hlo.text import copies_in_loops, whole_buffer_operations_in_loops
 
 pytestmark = pytest.mark.slow(but=1)
-
-N, D = 120, 12
-SCALES = np.cos(np.arange(N * D)).reshape(N, D)
-
-#: name -> what a step reads of a buffer `[N, D]`
-VIEWS = {
-    "a column": lambda b, i: b.T[:, i],
-    "a row of the transposed": lambda b, i: b.T[i % D],
-    "columns": lambda b, i: lax.dynamic_slice(b.T, (0, i), (D, 5)),
-    "some columns": lambda b, i: b.T[:, (i + 5 * jnp.arange(6)) % N],
-    "smaller floats": lambda b, i: b.astype(jnp.float32)[i],
-    "smaller floats, by a function": lambda b, i: jnp.take(b.astype(jnp.float32), i, axis=0),
-    "a column of smaller floats": lambda b, i: b.astype(jnp.float32).T[:, i],
-    "some of smaller floats": lambda b, i: (b.astype(jnp.float32) * 2)[(i + 5 * jnp.arange(6)) % N],
-    "scaled by a number": lambda b, i: (b * b[0, 0] + 1)[i],
-    "scaled by a row": lambda b, i: (b * SCALES[0])[i],
-    "scaled by a column": lambda b, i: (b * SCALES[:, :1])[i],
-    "a column, scaled": lambda b, i: (b * SCALES[:, :1]).T[:, i],
-    "an element, scaled by a number": lambda b, i: (b * jnp.broadcast_to(b[0, 0], b.shape))[i, i % D],
-    "elements, scaled by a number": lambda b, i: (b * jnp.full_like(b, b[0, 0]))[(i + jnp.arange(3)) % N, i % D],
-    "two arrays": lambda b, i: (jnp.sin(b) * b)[i],
-    "longer rows": lambda b, i: b.reshape(-1, 3, D)[i % (N // 3)],
-    "shorter rows": lambda b, i: b.reshape(-1, 4)[i],
-    "longer rows, turned": lambda b, i: b.reshape(-1, 3, D).transpose(1, 2, 0)[:, :, i % (N // 3)],
-    "longer rows, turned the other way": lambda b, i: b.reshape(-1, 3, D).transpose(2, 0, 1)[:, i % (N // 3)],
-    "some of them": lambda b, i: lax.dynamic_slice(b.reshape(-1, 3, D).transpose(2, 0, 1), (0, i % 30, 0), (D, 5, 3)),
-    "elements": lambda b, i: b.reshape(-1)[3 * i],
-    "windows of longer rows": lambda b, i: lax.dynamic_slice(b.reshape(-1, 3, D), (i % 50, 0, 0), (2, 3, D)),
-}
-
-#: The same of what is not a view: only before a loop it is as good.
-COMPUTED = VIEWS | {
-    "a softmax": lambda b, i: jax.nn.softmax(b)[i],
-    "a product": lambda b, i: (b @ SCALES[:D])[i],
-    "chosen elements": lambda b, i: jnp.where(b > 0, b, 0)[i],
-    "a sum of all": lambda b, i: (b + jnp.sum(b, 0))[i],
-}
-
-
-def weighed(x):
-    """A number that says where each element is."""
-    return 0.1 * jnp.vdot(jnp.sin(x), jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape))
-
-
-def of_a_constant(read):
-    def f(q):
-        def step(h, i):
-            return jnp.tanh(0.5 * h + weighed(read(q, i))), None
-
-        return lax.scan(step, jnp.ones(()), jnp.arange(40) % 30)[0]
-
-    return f
-
-
-def of_what_changes(read):
-    def f(q):
-        def step(c, i):
-            b, h = c
-            h = jnp.tanh(0.5 * h + weighed(read(b, i)))
-            return (b.at[7 * i % N].set(jnp.cos(h * jnp.arange(D))), h), None
-
-        b, h = lax.scan(step, (q, jnp.ones(())), jnp.arange(40))[0]
-        return jnp.sum(b**2) + h
-
-    return f
 
 
 def in_a_while_loop(read):
@@ -90,31 +25,6 @@ def in_a_while_loop(read):
         return lax.while_loop(lambda c: c[0] < 30, step, (0, jnp.ones(())))[1]
 
     return f
-
-
-#: What becomes of a function: `g` is `in_place` or nothing. The second example of a batch is looked at.
-ORDERS = {
-    "grad(in_place)": lambda f, g, by: jax.value_and_grad(g(f), by),
-    "in_place(grad)": lambda f, g, by: g(jax.value_and_grad(f, by)),
-    "vmap(grad)": lambda f, g, by: (
-        lambda q: jax.tree.map(lambda x: x[1], jax.vmap(jax.value_and_grad(g(f), by))(jnp.stack([0 * q, q])))
-    ),
-}
-
-
-Q = np.random.default_rng(0).standard_normal((N, D))
-
-#: Of each view an order in turn, and of the two loops not the same.
-IN_TURN = [(of_a_constant, name, list(ORDERS)[k % 3]) for k, name in enumerate(COMPUTED)]
-IN_TURN += [(of_what_changes, name, list(ORDERS)[(k + 1) % 3]) for k, name in enumerate(VIEWS)]
-
-
-@pytest.mark.parametrize(("loop", "name", "order"), IN_TURN, ids=lambda x: getattr(x, "__name__", x))
-def test_rows_of_a_view_are_rows_of_the_buffer(loop, name, order):
-    close = 1e-4 if "smaller" in name else 1e-10
-    program = assert_as_in_numpy(loop(COMPUTED[name]), [Q], ORDERS[order], rtol=close, atol=close)
-    # Cotangents of smaller floats are added in larger ones: there is an array of them as large as Q.
-    assert_no_whole_buffer_copy(program, Q.astype(np.float32))
 
 
 @pytest.mark.parametrize("name", COMPUTED)
@@ -247,7 +157,7 @@ def test_a_version_that_is_discarded_is_not_made(name, order):
     args = [np.stack([Q, 0.5 * Q]) if "vmap" in order else Q]
     program = assert_as_in_numpy(f, args, order)
     if "grad" not in order:
-        plain = compiled(ORDERS_OF_ALL[order](f, lambda f: f, 0), *args)
+        plain = compiled(ORDERS[order](f, lambda f: f, 0), *args)
         ours, theirs = (len(copies_in_loops(p.as_text(), args[0].nbytes)) for p in (program, plain))
         is_put_back = name in ("before a change", "by a call", "one of two")  # of these XLA makes versions, too
         assert ours <= theirs and (is_put_back or not theirs)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import loop_steps as loops
-import plain_loops
 import pytest
-import reported
+from catalogue import plain_loops, reported
+from catalogue.loop import ORDERS, arguments
 from in_place import assert_no_whole_buffer_operation
 from jax import lax
 from row_programs import ours, plain, programs
@@ -82,14 +82,10 @@ def batched(name, transform):
     return Case(f, (loops.batch(200), jnp.zeros(3, jnp.int32)), loops.BATCH)
 
 
-def plain_loop(name):
-    f = in_place(plain_loops.LOOPS[name])
-    return Case(f if name in plain_loops.FORWARD_ONLY else jax.grad(f), plain_loops.rows(1000))
-
-
-def reported_program(issue):
-    transform, f, args_of = reported.PROGRAMS[issue]
-    return Case(transform(in_place(f)), args_of(1100))
+def of_catalogue(loop, args=None):
+    order = loop.orders[0]
+    args = tuple(map(jnp.asarray, args or arguments(loop, order)))
+    return Case(ORDERS[order](loop.f, in_place, loop.by), args)
 
 
 #: Beside `programs`: kind, name and transform -> a case, made in 32 bits.
@@ -108,8 +104,12 @@ CASES: dict[tuple[str, str, str], Callable[[], Case]] = {
         for name, by in zip(loops.STEPS, itertools.cycle(["forward", *loops.BATCHED]), strict=False)
     },
     # "divided" is among CPUs.
-    **{("plain loop", n, "in_place"): functools.partial(plain_loop, n) for n in plain_loops.LOOPS if n != "divided"},
-    **{("reported", n, "in_place"): functools.partial(reported_program, n) for n in reported.PROGRAMS},
+    **{
+        ("plain loop", name, "in_place"): functools.partial(of_catalogue, loop, plain_loops.rows(1000))
+        for name, loop in plain_loops.LOOPS.items()
+        if name != "divided"
+    },
+    **{("reported", name, "in_place"): functools.partial(of_catalogue, loop) for name, loop in reported.LOOPS.items()},
 }
 
 

@@ -32,12 +32,15 @@ def assert_linear_memory(short, long, slack=1.25):
     assert many <= 4 * slack * few + 4096, f"4 times the steps need {many} bytes of memory, and not {few}"
 
 
-def assert_no_whole_buffer_operation(hlo, num_bytes):
-    """No loop body in a text of optimised HLO copies, or otherwise makes anew, that many bytes."""
+def whole_buffer_operations(hlo, num_bytes):
+    """Return the operations in loops of a text of optimised HLO that copy, or otherwise make anew, that many bytes."""
     copies = hlo_text.copies_in_loops(hlo, num_bytes)
-    assert not copies, f"copies of the whole buffer in a loop: {copies}"
-    others = hlo_text.whole_buffer_operations_in_loops(hlo, num_bytes)
-    assert not others, f"operations on the whole buffer in a loop: {others}"
+    return {op.name: op for op in [*copies, *hlo_text.whole_buffer_operations_in_loops(hlo, num_bytes)]}
+
+
+def assert_no_whole_buffer_operation(hlo, num_bytes):
+    found = whole_buffer_operations(hlo, num_bytes)
+    assert not found, f"operations on the whole buffer in a loop: {found}"
 
 
 def assert_no_whole_buffer_copy(program, buffer):

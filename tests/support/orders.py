@@ -4,29 +4,14 @@ import functools
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from catalogue.loop import ORDERS, arguments, total
 from in_numpy import in_numpy
 from in_place import compiled
 
 from jax_tensorarray import in_place
 
-
-def total(f):
-    """A number that depends on all that a function returns."""
-    return lambda *args: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(f(*args)))
-
-
-#: What becomes of a function: `g` is `in_place`, or nothing for an oracle. It is differentiated by the arguments `by`.
-ORDERS = {
-    "forward": lambda f, g, by: g(f),
-    "vmap": lambda f, g, by: jax.vmap(g(f)),
-    "in_place(vmap)": lambda f, g, by: g(jax.vmap(f)),
-    "grad(in_place)": lambda f, g, by: jax.grad(g(total(f)), by),
-    "in_place(grad)": lambda f, g, by: g(jax.grad(total(f), by)),
-    "vmap(grad)": lambda f, g, by: jax.vmap(jax.grad(g(total(f)), by)),
-    "in_place(vmap(grad))": lambda f, g, by: g(jax.vmap(jax.grad(total(f), by))),
-}
+__all__ = ["ORDERS", "assert_as_in_numpy", "assert_right", "in_turn", "total"]
 
 
 def in_turn(names, orders=ORDERS):
@@ -42,5 +27,15 @@ def assert_as_in_numpy(f, args, order, *, by=0, oracle=in_numpy, rtol=1e-9, atol
     change = ORDERS[order] if isinstance(order, str) else order
     program = compiled(change(f, in_place, by), *args)
     want = oracle(change(f, lambda f: f, by))(*args)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol), program(*args), want)
+    found = program(*args)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol), found, want)
+    assert [x.dtype for x in jax.tree.leaves(found)] == [x.dtype for x in jax.tree.leaves(want)]
     return program
+
+
+def assert_right(loop, order):
+    """A loop of the catalogue in an order gives what NumPy says. Return the compiled program."""
+    oracle = in_numpy if loop.is_interpreted else jax.jit
+    return assert_as_in_numpy(
+        loop.f, arguments(loop, order), order, by=loop.by, oracle=oracle, rtol=loop.rtol, atol=loop.rtol
+    )

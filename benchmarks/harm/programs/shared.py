@@ -9,13 +9,13 @@ from benchmarks.rivals import programs as texts
 from benchmarks.rivals.in_jax import DIALECTS
 from benchmarks.wild.programs import PROGRAMS as WILD
 from examples import attention_decoder, beam_search, ode, rnnt, soft_alignment
-from tests.support import plain_loops, reported
+from tests.support.catalogue import plain_loops, reported
 from tests.support.row_programs import plain, programs
 
-for name, f in plain_loops.LOOPS.items():
-    how = {"by": None} if name in plain_loops.FORWARD_ONLY else {}
+for name, loop in plain_loops.LOOPS.items():
+    how = {"by": None} if loop.orders == ("forward",) else {}
     axes = None if name == "divided" else 0  # which has a mesh of its own
-    program(lambda r: (floats(r, 1000, 4, scale=0.5),), family="tests", name=name, axes=axes, **how)(f)
+    program(lambda r: (floats(r, 1000, 4, scale=0.5),), family="tests", name=name, axes=axes, **how)(loop.f)
 
 
 def _examples(r):

@@ -1,14 +1,15 @@
 """A program for each shape of a loop over a buffer: T steps, and buffers of T rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
-from jax_tensorarray import in_place
+from .loop import Loop
 
 ROW = 16
 
@@ -16,46 +17,35 @@ ROW = 16
 class Shape(NamedTuple):
     """A loop that many programs have."""
 
-    name: str
     code: str  #: the line that matters
     run: Callable[[Any, int], Any]  #: from a row and T to a row
-    orders: tuple[str, ...]  #: what it is looked at in
+    orders: tuple[str, ...]
     num_bytes: Callable[[int], int]  #: the size of its smallest buffer, for T
+    whole: Mapping[str, int]  #: how many whole buffers a step makes under `in_place`: 0 in an order that is not here
+    rtol: float  #: how far results in 32 bits may differ
 
     def loss(self, T):
         return lambda x: jnp.sum(self.run(x, T) ** 2)
 
 
-#: For each order, what plain JAX is given, and what `in_place` makes of it.
-ORDERS = {
-    "forward": (lambda f: f, in_place),
-    "vmap": (jax.vmap, lambda f: jax.vmap(in_place(f))),
-    "grad(in_place)": (jax.grad, lambda f: jax.grad(in_place(f))),
-    "in_place(grad)": (jax.grad, lambda f: in_place(jax.grad(f))),
-    "vmap(grad)": (lambda f: jax.vmap(jax.grad(f)), lambda f: jax.vmap(jax.grad(in_place(f)))),
-}
 FORWARD = ("forward", "vmap")
-EXAMPLES = 3
+GRADIENTS = ("grad(in_place)", "in_place(grad)", "vmap(grad)")
+
+NONE: dict[str, int] = {}
 
 SHAPES: dict[str, Shape] = {}
 
 
-def shape(code, orders=tuple(ORDERS), num_bytes=lambda T: 4 * T * ROW):
+def shape(code, orders=FORWARD + GRADIENTS, num_bytes=lambda T: 4 * T * ROW, whole=NONE, rtol=2e-4):
     def add(f):
-        name = f.__name__.replace("_", " ")
-        SHAPES[name] = Shape(name, code, f, orders, num_bytes)
+        SHAPES[f.__name__.replace("_", " ")] = Shape(code, f, orders, num_bytes, whole, rtol)
         return f
 
     return add
 
 
 def row():
-    return jnp.linspace(0.1, 1.0, ROW, dtype=jnp.float32)
-
-
-def arguments(order):
-    x = row()
-    return (jnp.stack([x, 0.7 * x, 0.3 * x]) if order.startswith("vmap") else x,)
+    return np.linspace(0.1, 1.0, ROW, dtype=np.float32)
 
 
 def buffer(T):
@@ -188,7 +178,7 @@ def two_that_change_places(x, T):
     return lax.scan(step, (buffer(T), buffer(T) + 1, x), jnp.arange(T))[0][2]
 
 
-@shape("new = b.at[i].set(x); return new, new")
+@shape("new = b.at[i].set(x); return new, new", rtol=0.05)
 def one_in_two_places(x, T):
     def step(i, s):
         a, b, x = s
@@ -228,7 +218,7 @@ def a_register_that_is_joined(x, T):
     return jnp.sum(lax.scan(step, (buffer(T), x), None, length=T)[1], 0)
 
 
-@shape("jnp.where(done, first, state)", ("forward", "vmap"))
+@shape("jnp.where(done, first, state)", FORWARD, whole=dict.fromkeys(FORWARD, 1))
 def starting_again(x, T):
     first = buffer(T)
 
@@ -258,7 +248,7 @@ def a_scan_of_checkpointed_scans(x, T):
 # --- caches ----------------------------------------------------------------------------------------------------
 
 
-@shape("h, cache = lax.scan(layer, h, cache)")
+@shape("h, cache = lax.scan(layer, h, cache)", rtol=0.01)
 def a_cache_through_layers(x, T):
     def token(s, t):
         def layer(h, c):
@@ -301,8 +291,13 @@ def _attention(x, T, order):
     return lax.scan(token, (x.reshape(2, 2, ROW // 4), cache, cache), jnp.arange(T))[0][0]
 
 
-_add("attention over a cache", 'jnp.einsum("bhd,bhld->bhl", q, cache)', lambda x, T: _attention(x, T, "bhld"))
-_add("a cache by length first", 'jnp.einsum("bhd,blhd->bhl", q, cache)', lambda x, T: _attention(x, T, "blhd"))
+for _name, _order in (("attention over a cache", "bhld"), ("a cache by length first", "blhd")):
+    _add(
+        _name,
+        f'jnp.einsum("bhd,{_order}->bhl", q, cache)',
+        lambda x, T, order=_order: _attention(x, T, order),
+        whole=dict.fromkeys(GRADIENTS, 2),
+    )
 
 
 # --- boxes -----------------------------------------------------------------------------------------------------
@@ -360,7 +355,7 @@ def a_grid_of_elements(x, T):
     return lax.fori_loop(0, T, step, (buffer(T) + 1, x))[1]
 
 
-@shape("solve_triangular(low, k), low.at[i].set(...)", num_bytes=lambda T: 4 * T * T)
+@shape("solve_triangular(low, k), low.at[i].set(...)", num_bytes=lambda T: 4 * T * T, whole=dict.fromkeys(GRADIENTS, 2))
 def a_factor_that_grows(x, T):
     """The Cholesky factor of a kernel matrix, a row in each step."""
     points = jnp.arange(T) * x[0]
@@ -373,7 +368,11 @@ def a_factor_that_grows(x, T):
     return lax.fori_loop(0, T, step, jnp.eye(T, dtype=jnp.float32)).sum(0)
 
 
-@shape("w @ (xs.at[i].set(x) + rs.at[i].set(r))")
+@shape(
+    "w @ (xs.at[i].set(x) + rs.at[i].set(r))",
+    whole=dict.fromkeys(FORWARD, 1) | dict.fromkeys(GRADIENTS, 5),
+    rtol=0.01,
+)
 def histories_that_are_combined(x, T):
     """Anderson acceleration, but for its solve: two histories, and the Gram matrix of one."""
 
@@ -422,3 +421,15 @@ def union_and_find(x, T):
         return p.at[a].set(b), jnp.sin(x + p[a])
 
     return lax.fori_loop(0, T, step, (jnp.arange(T, dtype=jnp.int32), x))[1]
+
+
+#: How many rows the buffers have whose steps are counted for the page.
+STEPS = 256
+
+
+def _loop(of):
+    buffer = jax.ShapeDtypeStruct((of.num_bytes(STEPS) // 4,), np.float32)
+    return Loop(of.loss(STEPS), (row(),), buffer, of.orders, whole=of.whole, rtol=of.rtol, is_for_barriers=True)
+
+
+LOOPS = {name: _loop(of) for name, of in SHAPES.items()}

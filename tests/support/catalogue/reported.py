@@ -2,7 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+
+from .loop import Loop
 
 
 def previous_matrix(matrices):
@@ -85,38 +88,33 @@ def accumulated(x):
     return lax.fori_loop(0, len(x) - 1, body, x)
 
 
-def vector(n, *more):
-    return (jnp.linspace(0, 1, n, dtype=jnp.float32), *more)
+N = 1100
 
 
-def examples(n):
-    return jnp.zeros((2, n), jnp.float32), jnp.array([0, n // 2])
+def floats(*shape):
+    return np.linspace(0, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
 
 
-def matrices(n):
-    return (jnp.linspace(0, 1, 16 * n, dtype=jnp.float32).reshape(n, 4, 4),)
+VECTOR, MATRICES, ROWS = floats(N), floats(N, 4, 4), floats(N, 8)
+PLACES = np.arange(N) * 7 % (N - 17)
+EXAMPLES = np.zeros((3, N), np.float32), np.array([0, N // 2, 7])
+GRADIENTS, BATCHES = ("grad(in_place)", "in_place(grad)"), ("vmap", "in_place(vmap)")
 
 
-def rows(n):
-    return (jnp.linspace(0, 1, 8 * n, dtype=jnp.float32).reshape(n, 8),)
+def _loop(f, args, *orders, batch=None):
+    return Loop(
+        f, args, args[0], orders or ("forward",), batch=batch, rtol=1e-5, is_interpreted=f is not random_sources
+    )
 
 
-def vector_and_places(n):
-    return vector(n, jnp.arange(n) * 7 % (n - 17))
-
-
-PROGRAMS = {
-    "10197, gradient": (jax.grad, previous_matrix, matrices),
-    "10197, select": (lambda f: f, always_true, matrices),
-    "8192": (jax.vmap, filled_by_cond, examples),
-    "13522": (jax.vmap, filled_by_while, examples),
-    "17845": (lambda f: f, popped, vector_and_places),
-    "17845, gradient": (
-        lambda f: lambda x, places: jax.grad(lambda x: jnp.sum(f(x, places)[1] ** 2))(x),
-        popped,
-        vector_and_places,
-    ),
-    "31284": (lambda f: f, random_sources, vector),
-    "17640": (jax.grad, slices_of_rows, rows),
-    "40101": (lambda f: f, accumulated, vector),
+LOOPS = {
+    "10197, gradient": _loop(previous_matrix, (MATRICES,), *GRADIENTS),
+    "10197, select": _loop(always_true, (MATRICES,)),
+    "8192": _loop(filled_by_cond, (VECTOR, 0), *BATCHES, batch=EXAMPLES),
+    "13522": _loop(filled_by_while, (VECTOR, 0), *BATCHES, batch=EXAMPLES),
+    "17845": _loop(popped, (VECTOR, PLACES)),
+    "17845, gradient": _loop(lambda x, places: jnp.sum(popped(x, places)[1] ** 2), (VECTOR, PLACES), *GRADIENTS),
+    "31284": _loop(random_sources, (VECTOR,)),
+    "17640": _loop(slices_of_rows, (ROWS,), *GRADIENTS),
+    "40101": _loop(accumulated, (VECTOR,)),
 }
