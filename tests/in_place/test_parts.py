@@ -77,22 +77,6 @@ def test_an_axis_of_size_1_has_indices_out_of_range(index):
     np.testing.assert_array_equal(out, expected)
 
 
-def test_all_of_an_array_is_put_back_in_a_batch():
-    """XLA keeps a batched update of all of an axis of size 1, which is what it writes."""
-
-    def f(c, xs):
-        def step(c, ix):
-            i, x = ix
-            first = lax.dynamic_index_in_dim(c[None], i % 1, keepdims=False)
-            return lax.dynamic_update_index_in_dim(c[None], first.at[i].set(x + first[i - 1]), i % 1, 0)[0], None
-
-        return lax.scan(step, c, (jnp.arange(STEPS), xs))[0]
-
-    args = arguments((N, D), 2)
-    program = assert_as_in_numpy(f, args, "in_place(vmap)")
-    assert_no_whole_buffer_operation(program.as_text(), args[0].nbytes // 2)
-
-
 def test_explain_says_that_a_part_is_put_back():
     halves = parts.LOOPS["halves"]
     text = str(doctor.explain(halves.f)(*halves.args))

@@ -54,6 +54,13 @@ STEPS_OF_PARTS = {
         (2, N, D),
         lambda c, i, x: jnp.stack([c[0].at[jnp.stack([i, (i + 7) % N])].set(x), c[1].at[jnp.stack([i, i])].add(x)]),
     ),
+    # XLA keeps a batched update of all of an axis of size 1, which is what it writes.
+    "all of an axis of one row": (
+        (N, D),
+        lambda c, i, x: lax.dynamic_update_index_in_dim(
+            c[None], (b := lax.dynamic_index_in_dim(c[None], i % 1, keepdims=False)).at[i].set(x + b[i - 1]), i % 1, 0
+        )[0],
+    ),
     "a tile": (
         (2, N, D),
         lambda c, i, x: jnp.stack([lax.dynamic_update_slice(c[0], x.reshape(2, 4), (i, i % 5)), c[1].at[i].add(x)]),
