@@ -34,10 +34,10 @@ Array = jax.Array
 
 
 class IndexSet(NamedTuple):
-    """The indices along an axis of the buffer: a range in some order, or a set that is computed."""
+    """The indices along an axis of the buffer: a start and places behind it, or a set that is computed."""
 
-    start: Any  #: of the range: a number or an array `[*batch, *I]`
-    order: np.ndarray  #: the place in the range of each element, with an axis for each digit that the view has
+    start: Any  #: a number or an array `[*batch, *I]`
+    order: np.ndarray  #: the place behind the start of each element, with an axis for each digit that the view has
     indices: Array | None = None  #: `[*batch, *I, n]` if it is no range
 
     @property
@@ -47,6 +47,22 @@ class IndexSet(NamedTuple):
     def is_all(self, size: int) -> bool:
         """Return whether these are all indices of an axis of that size."""
         return self.indices is None and isinstance(self.start, int) and (self.start, self.size) == (0, size)
+
+    def as_range(self) -> "IndexSet":
+        """Return the same indices, as a set if they are no range."""
+        return self if self.order.max() + 1 == self.size else self.as_indices()
+
+    def apart(self, sizes: Sequence[int]) -> "list[IndexSet] | None":
+        """Return the indices along several axes that are counted together, None if they are no product of sets."""
+        start, order, found = self.start, self.order, list[IndexSet]()
+        for n in reversed(sizes[1:]):
+            if self.indices is not None or (order % n).any():
+                return None
+            is_known = isinstance(start, int)
+            rest, own = divmod(start, n) if is_known else (lax.div(start, np.int32(n)), lax.rem(start, np.int32(n)))
+            found.append(IndexSet(own, np.zeros((), np.int32)))
+            start, order = rest, order // n
+        return [IndexSet(start, order), *reversed(found)]
 
     def as_indices(self) -> "IndexSet":
         """Return the same indices as a set."""
@@ -83,13 +99,19 @@ def wrapped(start: Array, by: Any, n: int) -> Array:
 
 def _index_sets(
     m: Map, at: Mapping[int, Array], rotations: Mapping[int, Array], counts: Sequence[int], batch: int
-) -> list[IndexSet]:
-    """Return the indices along each axis of the buffer behind the batch, where rotated axes start at `rotations`."""
-    sets = []
-    for a, own in enumerate(m.along[batch:], batch):
-        found = _index_set(own, at, counts)
-        sets.append(found.rotated(rotations[a], m.buffer[a]) if a in rotations else found)
-    return sets
+) -> list[IndexSet] | None:
+    """Return the indices along each axis of the buffer behind the batch, where rotated axes start at `rotations`.
+
+    Return None if those along axes that the map counts together are no product of sets.
+    """
+    sets = [*[IndexSet(0, np.zeros((), np.int32))] * batch, *(_index_set(own, at, counts) for own in m.along[batch:])]
+    for axes in m.together:
+        apart = sets[axes[0]].apart([m.buffer[a] for a in axes])
+        if apart is None:
+            return None
+        sets[axes[0] : axes[-1] + 1] = apart
+    ranges = [x.as_range() for x in sets]
+    return [x.rotated(rotations[a], m.buffer[a]) if a in rotations else x for a, x in enumerate(ranges)][batch:]
 
 
 def _index_set(along: Along, at: Mapping[int, Array], counts: Sequence[int]) -> IndexSet:
@@ -111,8 +133,7 @@ def _index_set(along: Along, at: Mapping[int, Array], counts: Sequence[int]) -> 
         start = _looked_up(by_row[:, 0] - offsets[0], at[keys[moving[0]]])
     low = int(offsets.min())
     start = low if start is None else start + np.int32(low) if low else start
-    found = IndexSet(start, (offsets - low).reshape(shape))
-    return found if found.order.max() + 1 == found.size else found.as_indices()
+    return IndexSet(start, (offsets - low).reshape(shape))
 
 
 def _step_along(table: np.ndarray, axis: int) -> int | None:
@@ -274,11 +295,20 @@ class Access(NamedTuple):
 
 def view_of(m: Map, buffer: Value) -> Array:
     """Return a view of a buffer as an array. If it is a few rows, or starts somewhere, it is read as a row op reads."""
+    if m.together:
+        (array,) = arrays([buffer])
+        return view_of(m._replace(buffer=m.sizes), Value(lax.reshape(array, m.sizes)))
     batch = max((np.ndim(start.value) for start in m.starts), default=0)
     at = {d: digit.start.value for d, digit in enumerate(m.digits) if digit.start is not None}
     rotations = {a: own.rotation.value for a, own in enumerate(m.along) if own.rotation is not None}
     counts = [digit.seen for digit in m.digits]
-    boxes = _index_sets(m, at, rotations, counts, batch)
+
+    def sets(at: Mapping[int, Array], rotations: Mapping[int, Array]) -> list[IndexSet]:
+        found = _index_sets(m, at, rotations, counts, batch)
+        assert found is not None  # no axes are counted together
+        return found
+
+    boxes = sets(at, rotations)
     if at or rotations or math.prod(x.size for x in boxes) <= _gates.KNOWN_SHARE * math.prod(m.buffer):
         boxes = _with_sets_last(boxes, m.buffer[batch:], is_update=False)
         address = _address(m, boxes, buffer.dtype, batch, drops=False)
@@ -288,7 +318,7 @@ def view_of(m: Map, buffer: Value) -> Array:
             return _placed(found, address, None, None).read(buffer)
 
     def read(array: Array, at: Mapping[int, Array], rotations: Mapping[int, Array]) -> Array:
-        for a, found in enumerate(_index_sets(m, at, rotations, counts, batch)):
+        for a, found in enumerate(sets(at, rotations)):
             array = found.of(array, a)
         return _as_seen(m, array, 0, [d for x in m.along[batch:] for d in x.digits if counts[d] > 1], counts, batch)
 
@@ -356,8 +386,10 @@ def access(
                 full = np.int32(m.digits[key].size)
                 own, number = lax.rem(number, full), lax.div(number, full)
             at[key], counts[key] = at[key] + own if key in at else own, size
-    boxes = _index_sets(m, at, rotations, counts, batch)
-    boxes = _with_sets_last(boxes, m.buffer[batch:], is_update=is_update and math.prod(positions) > 1)
+    sets = _index_sets(m, at, rotations, counts, batch)
+    if sets is None:
+        return None
+    boxes = _with_sets_last(sets, m.buffer[batch:], is_update=is_update and math.prod(positions) > 1)
     address = _address(m, boxes, dtype, batch, drops=drops)
     found = Access(m, None, None, None, params, axis, d - len(window), batch, examples, positions, boxes, counts)
     is_all = all(x.is_all(n) for x, n in zip(boxes, m.buffer[batch:], strict=True))

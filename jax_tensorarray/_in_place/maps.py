@@ -9,6 +9,9 @@ mixed-radix number. Along each axis of the buffer, the index is a table with one
     digits: 0 has 8 values, 1 has 30        axes of the view: (0,), (1,)
     row of b: table[digit 1] = 70 + digit 1        column of b: table[digit 0] = digit 0
 
+A slice of `b.reshape(-1)` may begin in the middle of a row. A table of rows and a table of columns cannot say which
+elements it has. So one table counts along both axes together, as in `b.reshape(800, 1)`.
+
 A digit may start at a number that is known only at run time, such as `k` in `b[k]` or `lax.dynamic_slice(b, (k, 0), (5,
 8))`. The table then has all values that the digit could take. XLA's `IndexingMap`, TVM's `iter_affine_map` and the
 index functions of Futhark are relatives.
@@ -22,7 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import lax
 
-#: Sets of at most so many indices are compared element by element.
+from jax_tensorarray._types import INT32_MAX
+
+#: Sets of at most so many indices are compared element by element, and so many may be in a table of several axes.
 _FEW = 100_000
 
 
@@ -80,6 +85,9 @@ class Map(NamedTuple):
     digits: tuple[Digit, ...]
     axes: tuple[tuple[int, ...], ...]  #: the digits of each axis of the view, the highest first
     along: tuple[Along, ...]
+    #: The shape that `along` has the indices of: the buffer's, or neighbouring axes are counted together. The first of
+    #: them then has the size of all, and the others have size 1.
+    sizes: tuple[int, ...]
 
     @classmethod
     @functools.lru_cache(maxsize=256)
@@ -87,7 +95,7 @@ class Map(NamedTuple):
         """Return the map of the buffer itself."""
         digits = tuple(Digit(n, n) for n in shape)
         along = tuple(Along((d,), np.arange(n, dtype=np.int32)) for d, n in enumerate(shape))
-        return cls(shape, digits, tuple((d,) for d in range(len(shape))), along).normalized()
+        return cls(shape, digits, tuple((d,) for d in range(len(shape))), along, shape).normalized()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -115,11 +123,13 @@ class Map(NamedTuple):
         """Return whether an axis of the view is that axis of the buffer, all of it and in order."""
         keys, (digits, table, rotation) = self.axes[axis], self.along[of_buffer]
         is_static = rotation is None and all(self.digits[d].start is None for d in keys)
+        is_static = is_static and self.sizes[of_buffer] == self.buffer[of_buffer]
         return keys == digits and is_static and np.array_equal(table.ravel(), np.arange(self.buffer[of_buffer]))
 
     def equals(self, other: "Map", is_same: Callable[[Start, Start, int], bool] = _is_same_number) -> bool:
         """Return whether it is certain that two maps are the same. `is_same` compares starts of digits of a size."""
-        if (self.buffer, self.axes) != (other.buffer, other.axes) or len(self.digits) != len(other.digits):
+        is_alike = (self.buffer, self.sizes, self.axes) == (other.buffer, other.sizes, other.axes)
+        if not is_alike or len(self.digits) != len(other.digits):
             return False
         for a, b in zip(self.digits, other.digits, strict=True):
             if a[:2] != b[:2] or (a.start is None) != (b.start is None):
@@ -139,6 +149,9 @@ class Map(NamedTuple):
 
     def normalized(self) -> "Map":
         """Return the same map with as few digits as possible, numbered in order: its normal form."""
+        return self._counted_apart()._with_few_digits()
+
+    def _with_few_digits(self) -> "Map":
         digits, axes = list(self.digits), [list(keys) for keys in self.axes]
         along = [(list(keys), table) for keys, table, _ in self.along]
         owner = {d: a for a, (keys, _) in enumerate(along) for d in keys}
@@ -169,7 +182,7 @@ class Map(NamedTuple):
             places = sorted(range(len(own)), key=lambda k, own=own: number[own[k]])  # type: ignore[misc]
             sorted_along.append(Along(tuple(number[own[k]] for k in places), table.transpose(places), rotation))
         of_axes = tuple(tuple(number[d] for d in keys) for keys in axes)
-        return Map(self.buffer, tuple(digits[d] for d in order), of_axes, tuple(sorted_along))
+        return Map(self.buffer, tuple(digits[d] for d in order), of_axes, tuple(sorted_along), self.sizes)
 
     def owner(self, digit: int) -> int | None:
         return next((a for a, own in enumerate(self.along) if digit in own.digits), None)
@@ -205,12 +218,16 @@ class Map(NamedTuple):
         found: Map | None = self
         for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
             step = 1 if strides is None else strides[axis]
-            if found is None:
-                return None
-            if size != self.shape[axis]:
-                at = found._at_dynamic if isinstance(start, Start) else found._at_static
-                found = at(found.axes[axis], start, size, step)
+            if found is not None and size != self.shape[axis]:
+                found = found._at(axis, start, size, step)
         return found and found.normalized()
+
+    def _at(self, axis: int, start: Any, size: int, step: int) -> "Map | None":
+        at = self._at_dynamic if isinstance(start, Start) else self._at_static
+        found = at(self.axes[axis], start, size, step)
+        if found is None and (one_digit := self._with_one_digit(axis)) is not None:
+            return one_digit._at(axis, start, size, step)
+        return found
 
     def _at_static(self, keys: Sequence[int], start: Any, size: int, step: int) -> "Map | None":
         found = self
@@ -255,9 +272,16 @@ class Map(NamedTuple):
 
     def reshaped(self, shape: Sequence[int]) -> "Map | None":
         """Return the map of a view with another shape, None if it has none."""
-        found = self._replace(axes=(tuple(d for keys in self.axes for d in keys),)).normalized()
-        digits, along, axes = list(found.digits), list(found.along), []
-        left = list(reversed(found.axes[0]))
+        flat = self._replace(axes=(tuple(d for keys in self.axes for d in keys),)).normalized()
+        found = flat._divided(shape)
+        if found is None and (one_digit := flat._with_one_digit(0)) is not None:
+            found = one_digit._divided(shape)
+        return found
+
+    def _divided(self, shape: Sequence[int]) -> "Map | None":
+        """Return the map of a view of one axis with another shape, None if the digits do not divide."""
+        digits, along, axes = list(self.digits), list(self.along), []
+        left = list(reversed(self.axes[0]))
         for size in shape:
             keys, rest = [], size
             while rest > 1:
@@ -279,7 +303,7 @@ class Map(NamedTuple):
                 keys.append(d)
                 rest //= count
             axes.append(tuple(keys))
-        return Map(self.buffer, tuple(digits), tuple(axes), tuple(along)).normalized()
+        return self._replace(digits=tuple(digits), axes=tuple(axes), along=tuple(along)).normalized()
 
     def repeated(self, shape: Sequence[int], dims: Sequence[int]) -> "Map":
         """Return the map of what repeats a view, whose axis k is axis `dims[k]` of that shape."""
@@ -299,21 +323,81 @@ class Map(NamedTuple):
         along[axis] = along[axis]._replace(rotation=start)
         return self._replace(along=tuple(along))
 
+    # --- axes of the buffer that are counted together ---
+
+    @property
+    def together(self) -> list[range]:
+        """The neighbouring axes of the buffer that are counted together."""
+        found = []
+        for first, size in enumerate(self.sizes):
+            last = first
+            while math.prod(self.buffer[first : last + 1]) < size:
+                last += 1
+            if first < last:
+                found.append(range(first, last + 1))
+        return found
+
+    def counted_together(self, first: int, last: int) -> "Map | None":
+        """Return the same view with an index that counts along these axes together, None if the table is too large."""
+        own, sizes = self.along[first : last + 1], self.sizes[first : last + 1]
+        keys, size = [d for x in own for d in x.digits], math.prod(sizes)
+        is_rotated = any(x.rotation is not None for x in own)
+        are_of_examples = any(np.ndim(start.value) > first for start in self.starts)
+        count = math.prod(self.digits[d].size for d in keys)
+        if is_rotated or are_of_examples or count > _FEW or size > INT32_MAX:
+            return None
+        table = np.zeros((), np.int32)
+        for x, n in zip(own, sizes, strict=True):
+            table = np.add.outer(table * np.int32(n), x.table)
+        others = [Along((), np.zeros((), np.int32))] * (last - first)
+        along = (*self.along[:first], Along(tuple(keys), table), *others, *self.along[last + 1 :])
+        of_all = (*self.sizes[:first], size, *[1] * (last - first), *self.sizes[last + 1 :])
+        return self._replace(along=along, sizes=of_all)
+
+    def _counted_apart(self) -> "Map":
+        """Return the same view with as few axes counted together as possible."""
+        for axes in self.together:
+            first, last = axes[0], axes[-1]
+            keys, table, _ = self.along[first]
+            for second in axes[1:]:
+                n = math.prod(self.buffer[second : last + 1])
+                high, low = np.divmod(table, np.int32(n))
+                of_low = {k for k in range(table.ndim) if (low != low.take([0], k)).any()}
+                if any((high != high.take([0], k)).any() for k in of_low):
+                    continue
+                along, sizes = list(self.along), list(self.sizes)
+                for a, part, own in ((first, high, {*range(table.ndim)} - of_low), (second, low, of_low)):
+                    kept = part[tuple(slice(None) if k in own else 0 for k in range(table.ndim))]
+                    along[a] = Along(tuple(d for k, d in enumerate(keys) if k in own), kept)
+                sizes[first], sizes[second] = sizes[first] // n, n
+                return self._replace(along=tuple(along), sizes=tuple(sizes))._counted_apart()
+        return self
+
+    def _with_one_digit(self, axis: int) -> "Map | None":
+        """Return the same view with an axis of one digit, None if it has none."""
+        keys = self.axes[axis]
+        owners = [-1 if (own := self.owner(d)) is None else own for d in keys]
+        if len(keys) < 2 or -1 in owners or any(self.digits[d].start is not None for d in keys):
+            return None
+        found = self.counted_together(min(owners), max(owners))
+        return found and found._with_few_digits()
+
     # --- sets of elements ---
 
     def is_apart(self, other: "Map") -> bool:
         """Return whether it is certain that two views of a buffer have no element in common."""
-        pairs = [(a.table, b.table) for a, b in zip(self.along, other.along, strict=True)]
-        if not self._is_stored_as(other, _is_same_number):
+        if not (alike := _counted_alike([self, other])) or not self._is_stored_as(other, _is_same_number):
             return False
+        pairs = [(a.table, b.table) for a, b in zip(*(m.along for m in alike), strict=True)]
         if any(a.max() < b.min() or b.max() < a.min() for a, b in pairs):
             return True
         return any(max(a.size, b.size) <= _FEW and not np.isin(a, b).any() for a, b in pairs)
 
     def contains(self, other: "Map", is_same: Callable[[Start, Start, int], bool] = _is_same_number) -> bool:
         """Return whether it is certain that this view has all elements of another one."""
-        is_within = all(self._contains_along(a, other, is_same) for a in range(len(self.buffer)))
-        return is_within and self._is_stored_as(other, is_same)
+        if not (alike := _counted_alike([self, other])) or not self._is_stored_as(other, is_same):
+            return False
+        return all(alike[0]._contains_along(a, alike[1], is_same) for a in range(len(self.buffer)))
 
     def _contains_along(self, axis: int, other: "Map", is_same: Callable[[Start, Start, int], bool]) -> bool:
         mine, its = self.along[axis], other.along[axis]
@@ -326,7 +410,7 @@ class Map(NamedTuple):
                 if not same:
                     return False
                 pairs.append((d, same[0]))
-        if not pairs and mine.table.size == self.buffer[axis]:
+        if not pairs and mine.table.size == self.sizes[axis]:
             return True
         is_alike = not pairs or tuple(zip(*pairs, strict=True)) == (mine.digits, its.digits)
         if is_alike and np.array_equal(mine.table, its.table):
@@ -336,10 +420,20 @@ class Map(NamedTuple):
         count = math.prod(self.digits[d].size for d, _ in pairs)
         whole, part = (
             np.moveaxis(own.table, [own.digits.index(p[k]) for p in pairs], range(len(pairs))).reshape(count, -1)
-            + self.buffer[axis] * np.arange(count)[:, None]
+            + self.sizes[axis] * np.arange(count)[:, None]
             for k, own in enumerate((mine, its))
         )
         return bool(np.isin(part, whole).all())
+
+
+def _counted_alike(maps: Sequence[Map]) -> Sequence[Map]:
+    """Return views of a buffer that count along the same axes together, none if a table is too large."""
+    if all(m.sizes == maps[0].sizes for m in maps):
+        return maps
+    axes = [a for m in maps for some in m.together for a in some]
+    found = [m.counted_together(min(axes), max(axes)) for m in maps]
+    alike = [m._with_few_digits() for m in found if m is not None]
+    return alike if len(alike) == len(maps) else []
 
 
 def joined(maps: Sequence[Map], axis: int) -> Map | None:
@@ -349,7 +443,8 @@ def joined(maps: Sequence[Map], axis: int) -> Map | None:
     """
     if len(maps) == 1:
         return maps[0]
-    for a in range(len(maps[0].buffer)):
+    maps = _counted_alike(maps)
+    for a in range(len(maps[0].buffer)) if maps else ():
         pairs = [_without_highest(m, axis, a) for m in maps]
         (first, _), tables = pairs[0], [table for _, table in pairs]
         is_digit = all(_differ_along(first, rest, a) for rest, _ in pairs)
@@ -361,7 +456,8 @@ def joined(maps: Sequence[Map], axis: int) -> Map | None:
         along, axes = list(first.along), list(first.axes)
         along[a] = along[a]._replace(digits=(number, *along[a].digits), table=table)
         axes[axis] = (number, *axes[axis])
-        return Map(first.buffer, (*first.digits, Digit(len(table), len(table))), tuple(axes), tuple(along)).normalized()
+        digits = (*first.digits, Digit(len(table), len(table)))
+        return first._replace(digits=digits, axes=tuple(axes), along=tuple(along)).normalized()
     return None
 
 
@@ -374,7 +470,7 @@ def _without_highest(m: Map, axis: int, of_buffer: int) -> tuple[Map, np.ndarray
     d = next(iter(m.axes[axis]), None)
     if d is None or d not in digits or m.digits[d].start is not None:
         return m, table[None]
-    return m.narrowed(d, slice(0, 1)).normalized(), np.moveaxis(table, digits.index(d), 0)
+    return m.narrowed(d, slice(0, 1))._with_few_digits(), np.moveaxis(table, digits.index(d), 0)
 
 
 def _differ_along(a: Map, b: Map, axis: int) -> bool:

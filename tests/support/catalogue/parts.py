@@ -46,6 +46,16 @@ STEPS_OF_PARTS = {
         lambda c, i, x: c.at[0].set(c[0].at[i].set(x)).at[1].set(c[1].at[i].set(jnp.tanh(x))),
     ),
     "elements": ((N, D), lambda c, i, x: c.ravel().at[i].set(x[0]).reshape(N, D)),
+    "from the middle of a row": (
+        (N, D),
+        lambda c, i, x: (lambda q: jnp.concatenate([q[:13], q[13:800].at[7 * i].set(x[0]), q[800:]]))(
+            c.ravel()
+        ).reshape(N, D),
+    ),
+    "columns one after another, rolled": (
+        (N, D),
+        lambda c, i, x: jnp.roll(jnp.roll(c.T.ravel(), 5).at[7 * i].set(x[0]), -5).reshape(D, N).T,
+    ),
     "axes moved": (
         (2, N, D),
         lambda c, i, x: jnp.moveaxis(jnp.moveaxis(c, 0, 2).at[i].set(jnp.stack([x, -x], -1)), 2, 0),
