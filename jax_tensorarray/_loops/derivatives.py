@@ -222,6 +222,7 @@ def _transpose(cts: Sequence[Any], *operands: Any, cond: Any, body: Any, options
 
 
 def _transpose_of_count(cts: Sequence[Any], options: WhileOptions, operands: Sequence[Any], body: Any) -> list[Any]:
+    """Transpose a counted loop: it runs the transposes of its steps in the opposite order."""
     (steps,), consts, _ = options.split(operands)
     # A known carry is zeros: its tangent came into the loop by another way. All carries are linear.
     _, linear_consts, linear_carry = options.split([ad.is_undefined_primal(x) for x in operands])

@@ -175,7 +175,7 @@ def _abstract_eval(*avals: Any, cond: Any, body: Any, options: WhileOptions) -> 
         return [a.update(weak_type=False) if hasattr(a, "weak_type") else a for a in body.out_avals], body.effects
     (active,) = cond.out_avals
     steps = type_like(active, active.shape, range(active.ndim), steps_dtype(options.max_steps))
-    return [*body.out_avals, *([steps] if options.returns_steps else [])], {*cond.effects, *body.effects}
+    return [*body.out_avals, *([steps] if options.returns_steps else [])], _effects(cond, body)
 
 
 def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
@@ -240,6 +240,7 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
 
 
 def _run_counted(steps: Array, consts: Sequence[Array], carry: Sequence[Array], body: Any, reverse: bool) -> Any:
+    """Run a counted loop. Rows of tapes on the host are fetched one step before they are needed."""
     fetched = _reads_of_host(body, len(consts))
 
     def number(n: Array) -> Array:
@@ -265,10 +266,7 @@ def _run_counted(steps: Array, consts: Sequence[Array], carry: Sequence[Array], 
 
 
 def _reads_of_host(body: Any, num_consts: int) -> dict[Any, tuple[int, dict[str, Any]]]:
-    """Map each row that a body reads from a tape on the host to the number of the tape's const and the parameters.
-
-    The rows are sent one step before they are needed.
-    """
+    """Map each row that a body reads from a tape on the host to the number of the tape's const and the parameters."""
     inner = _compat.opened(body)
     step, *consts = inner.invars[: 1 + num_consts]
     return {

@@ -115,25 +115,25 @@ def argument_copies(hlo: str, min_bytes: int) -> list[ArgumentCopy]:
 
 
 def _described(
-    found: hlo_arguments.CopiedArgument, frames: Callable[[str], list[hlo_text.Frame]], is_eager: bool
+    argument: hlo_arguments.CopiedArgument, frames: Callable[[str], list[hlo_text.Frame]], is_eager: bool
 ) -> ArgumentCopy:
-    frame = next((frame for i in found.at for frame in frames(i.attributes)), None)
-    cause = "exchanged" if found.exchanged else "donated" if found.is_donated else "not donated"
+    frame = next((frame for i in argument.at for frame in frames(i.attributes)), None)
+    cause = "exchanged" if argument.exchanged else "donated" if argument.is_donated else "not donated"
     cause = "eager" if is_eager else cause
     return ArgumentCopy(
-        name=found.name,
-        dtype=dtype_of(found.array),
-        shape=shape_of(found.array),
-        num_bytes=int(hlo_text.array_bytes(found.array)),
-        donated=found.is_donated,
+        name=argument.name,
+        dtype=dtype_of(argument.array),
+        shape=shape_of(argument.array),
+        num_bytes=int(hlo_text.array_bytes(argument.array)),
+        donated=argument.is_donated,
         cause=cause,
-        times=len(found.moves),
+        times=len(argument.moves),
         calls=None,
         file=frame.file if frame else None,
         line=frame.line if frame else None,
         code=linecache.getline(frame.file, frame.line).strip() if frame else "",
-        advice=OF_ARGUMENTS[cause].format(found.name),
-        number=found.number,
+        advice=OF_ARGUMENTS[cause].format(argument.name),
+        number=argument.number,
     )
 
 

@@ -224,32 +224,32 @@ _LABEL = 10
 def _compared(options: argparse.Namespace) -> int:
     """Run the program unchanged, and with all that it jits under `in_place`, each in a process of its own."""
     out = sys.stderr
-    found: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     fragments, folders, outputs = [], [], []
     with tempfile.TemporaryDirectory() as temporary:
         for name in _RUNS:
             print(f"\n--- {options.script}, {name}", file=out, flush=True)
-            folder = Path(temporary) / str(len(found))
+            folder = Path(temporary) / str(len(reports))
             folder.mkdir()
             file, part = folder / "report.json", folder / "report.html"
             command = [sys.executable, "-m", "jax_tensorarray.doctor", "--no-trial", "--json", str(file)]
             command += ["--min-bytes", str(options.min_bytes), "--fragment", str(part), "--record", str(folder)]
-            command += ["--rewrite", " ".join(found[0]["packages"])] if found else []
-            command += ["--trace", str(options.trace)] if options.trace and not found else []
+            command += ["--rewrite", " ".join(reports[0]["packages"])] if reports else []
+            command += ["--trace", str(options.trace)] if options.trace and not reports else []
             command += [*["-m"] * options.module, options.script, *options.arguments]
-            on = {switch.VARIABLE: "1"} if found else {}  # or the second run would be the first one
+            on = {switch.VARIABLE: "1"} if reports else {}  # or the second run would be the first one
             status, output = _compare.run(command, os.environ | on)
             if status or not file.exists():
                 ended = f"the program ended with status {status} {name}"
-                before = " and with status 0 unchanged" if found else ""
+                before = " and with status 0 unchanged" if reports else ""
                 print(f"\n--- {options.script}: {ended}{before}. Nothing was compared.", file=out)
                 return status or 1
-            found.append(json.loads(file.read_text()))
+            reports.append(json.loads(file.read_text()))
             fragments.append(part.read_text(encoding="utf-8"))
             folders.append(folder)
             outputs.append(output)
         values = _compare.compared(folders, outputs)
-    unchanged, rewritten = found
+    unchanged, rewritten = reports
     lines = [*_costs(unchanged, rewritten), *values.lines()]
     if off := switch.why_off():
         lines.append(f"off:      {off} turns in_place off, and the run under in_place has turned it on.")
@@ -263,7 +263,7 @@ def _compared(options: argparse.Namespace) -> int:
             file=out,
         )
     if options.json:
-        runs: dict[str, Any] = dict(zip(_RUNS, found, strict=True))
+        runs: dict[str, Any] = dict(zip(_RUNS, reports, strict=True))
         options.json.write_text(json.dumps(runs | {"compared": values._asdict()}))
     if options.html:
         seconds = _seconds(unchanged), _seconds(rewritten)

@@ -173,13 +173,13 @@ class _Recorded(NamedTuple):
 
 
 def _by_call(index: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, _Recorded]]:
-    number, found = 0, {}
+    number, arrays_of_calls = 0, {}
     for name, call, paths in index["calls"]:
-        found[name, call] = {
+        arrays_of_calls[name, call] = {
             path: _Recorded(arrays[f"arr_{number + k}"], dtype) for k, (path, dtype) in enumerate(paths)
         }
         number += len(paths)
-    return found
+    return arrays_of_calls
 
 
 def _other_calls(unchanged: Mapping[str, int], rewritten: Mapping[str, int]) -> str:

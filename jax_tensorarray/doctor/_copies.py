@@ -249,9 +249,9 @@ def copies_in(hlo: str, min_bytes: int, findings: Sequence[hlo_buffers.BufferOp]
     frames = hlo_text.frames(hlo)
     findings = list(hlo_buffers.findings(hlo)) if findings is None else findings
     kinds = {(finding.buffer, _special(finding) or finding.kind) for finding in findings}
-    found = LoopCopies(_described(finding, kinds, frames) for finding in findings if counts(finding, min_bytes))
-    found.smaller = sum(counts(finding, 0) for finding in findings) - len(found)
-    return found
+    copies = LoopCopies(_described(finding, kinds, frames) for finding in findings if counts(finding, min_bytes))
+    copies.smaller = sum(counts(finding, 0) for finding in findings) - len(copies)
+    return copies
 
 
 def with_kept(found: LoopCopies, kept: Sequence[Kept]) -> LoopCopies:

@@ -71,10 +71,10 @@ class Explanation(list[Explained]):
         stay = sum(x.times for x in self if not x.became)
         total = sum(x.times for x in self)
         lines = [f"Reads, writes and selects of rows: {total}. Not rewritten: {stay or 'none'}."]
-        for (file, line, code), found in groupby(self, lambda x: (x.file, x.line, x.code)):
+        for (file, line, code), remarks in groupby(self, lambda x: (x.file, x.line, x.code)):
             where = f"{name_of_file(file)}:{line}" if file else "a line that JAX does not name"
             lines += ["", where, *([f"    {code}"[:WIDTH]] if code else [])]
-            for alike in grouped(found, lambda x: x.reason).values():
+            for alike in grouped(remarks, lambda x: x.reason).values():
                 for text, same in grouped(alike, str).items():
                     times = sum(x.times for x in same)
                     lines += wrapped(text + (f" ({times} times)" if times > 1 else ""), "  ")
@@ -156,8 +156,8 @@ def _listed(notes: Sequence[explained.Remark]) -> Explanation:
     equations: dict[Explained, dict[int, set[int]]] = {}
     for note in notes:
         equations.setdefault(_described(note), {}).setdefault(id(note.jaxpr), set()).add(id(note.eqn))
-    found = [replace(x, times=max(map(len, of.values()))) for x, of in equations.items()]
-    return Explanation(sorted(found, key=lambda x: (x.file or "", x.line or 0)))
+    remarks = [replace(x, times=max(map(len, of.values()))) for x, of in equations.items()]
+    return Explanation(sorted(remarks, key=lambda x: (x.file or "", x.line or 0)))
 
 
 def _described(note: explained.Remark) -> Explained:
@@ -182,8 +182,8 @@ def _described(note: explained.Remark) -> Explained:
 
 def _place(place: str) -> tuple[str | None, int | None]:
     """Return the file and the line of a place."""
-    found = re.match(r"(.+?):(\d+)", place)
-    return (found.group(1), int(found.group(2))) if found else (None, None)
+    match = re.match(r"(.+?):(\d+)", place)
+    return (match.group(1), int(match.group(2))) if match else (None, None)
 
 
 _NAMES = {"dot_general": "the product", "concatenate": "the concatenation"}

@@ -138,14 +138,14 @@ def _of_the_user(function: JittedFunction) -> Any:
         return fun
     name = getattr(fun, "__name__", None)
 
-    def found(x: Any, depth: int = 0) -> Any:
+    def function_in(x: Any, depth: int = 0) -> Any:
         if isinstance(x, types.FunctionType):
             return x if x.__name__ == name else None
         parts = x if isinstance(x, tuple | list) and depth < 6 else ()
-        return next((y for part in parts if (y := found(part, depth + 1)) is not None), None)
+        return next((y for part in parts if (y := function_in(part, depth + 1)) is not None), None)
 
     static = [function.args[k] for k in function.static if k < len(function.args)]
-    return found(static) or getattr(fun, "__wrapped__", fun)
+    return function_in(static) or getattr(fun, "__wrapped__", fun)
 
 
 def _expression(fun: Any) -> str:
@@ -168,8 +168,8 @@ def _donation(names: Sequence[str]) -> str:
         return ""
     numbers = [re.fullmatch(r"args\[(\d+)\]", name) for name in arguments]
     if all(numbers):
-        found = [match.group(1) for match in numbers if match]
-        return f"donate_argnums={found[0]}" if len(found) == 1 else f"donate_argnums=({', '.join(found)})"
+        donated = [match.group(1) for match in numbers if match]
+        return f"donate_argnums={donated[0]}" if len(donated) == 1 else f"donate_argnums=({', '.join(donated)})"
     quoted = [f'"{name}"' for name in arguments]
     return f"donate_argnames={quoted[0]}" if len(quoted) == 1 else f"donate_argnames=({', '.join(quoted)})"
 

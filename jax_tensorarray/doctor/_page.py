@@ -102,7 +102,7 @@ def _section(section: Section) -> str:
         parts.append(_table(section.times))
     if section.failed:
         parts.append(f"<p><code>in_place</code> could not be tried: {escape(section.failed)}</p>")
-    for findings in grouped(section.findings, lambda found: found.at[:2]).values():
+    for findings in grouped(section.findings, lambda finding: finding.at[:2]).values():
         parts.append(_line(findings))
     if section.kept:
         in_all, *arrays = section.kept
@@ -117,10 +117,10 @@ def _line(findings: Sequence[Finding]) -> str:
     file, line, _ = findings[0].at
     parts = [f"<article><h3><code>{escape(where(file and name_of_file(file), line))}</code></h3>"]
     parts += [_excerpt(file, line)] if file and line else []
-    for found in findings:
-        parts += [f"<p>{_prose(text)}</p>" for text in found.said if text]
-        parts += [_table([found.moved])] if found.moved else []
-    advice = dict.fromkeys(found.advice for found in findings if found.advice)
+    for finding in findings:
+        parts += [f"<p>{_prose(text)}</p>" for text in finding.said if text]
+        parts += [_table([finding.moved])] if finding.moved else []
+    advice = dict.fromkeys(finding.advice for finding in findings if finding.advice)
     return "\n".join([*parts, *(f"<p>{_prose(text)}</p>" for text in advice), "</article>"])
 
 

@@ -77,12 +77,12 @@ def computes_with_all_rows(jaxpr: Jaxpr, steps: int) -> bool:
                 continue
             called = registry.inlined(eqn, with_options=True)
             if called is not None:
-                found, outs = evolves(called, flags)
+                is_evolving, outs = evolves(called, flags)
                 made.update(v for v, flag in zip(eqn.outvars, outs, strict=True) if flag)
             else:
-                found = eqn.primitive.name not in MOVES and not [*jaxprs.jaxprs_in(eqn.params)]
+                is_evolving = eqn.primitive.name not in MOVES and not [*jaxprs.jaxprs_in(eqn.params)]
                 made.update(long)
-            if found:
+            if is_evolving:
                 return True, []
         return False, [not isinstance(v, Literal) and v in made for v in inner.outvars]
 

@@ -85,7 +85,7 @@ def tree(report: Programs) -> Tree:
         summary=_summary(report) + _off(),
         sections=list(_each_once(sections)),
         unlisted=_UNLISTED[unlisted > 1].format(unlisted) if unlisted else "",
-        more=more_about(found.tag for section in sections for found in section.findings),
+        more=more_about(finding.tag for section in sections for finding in section.findings),
         of_jaxlib=OF_JAXLIB if report.loops and _compat.small_loops_are_quadratic() else "",
     )
 
@@ -107,8 +107,10 @@ def _each_once(sections: Sequence[Section]) -> Iterator[Section]:
 
     for section in sections:
         findings = [
-            found if is_new(found.advice) else found._replace(advice=f"See above [{found.tag}]." if found.tag else "")
-            for found in section.findings
+            finding
+            if is_new(finding.advice)
+            else finding._replace(advice=f"See above [{finding.tag}]." if finding.tag else "")
+            for finding in section.findings
         ]
         keep = section.keep if section.keep is not None and is_new(section.keep) else None
         yield section._replace(findings=findings, keep=keep)
@@ -130,10 +132,10 @@ def text(report: Programs, colours: bool = False) -> str:
         lines += _wrapped(*section.tried, section.hint, failed)
         if section.keep is not None:
             lines += [*_wrapped(section.keep.said), *(f"       {line}"[:REPORT_WIDTH] for line in section.keep.code)]
-        for found in section.findings:
-            code = [f"       {found.at.code}"[:REPORT_WIDTH]] if found.at.code else []
-            lines += ["", f"   {where(found.at.file and name_of_file(found.at.file), found.at.line)}", *code]
-            lines += _wrapped(*found.said, found.advice)
+        for finding in section.findings:
+            code = [f"       {finding.at.code}"[:REPORT_WIDTH]] if finding.at.code else []
+            lines += ["", f"   {where(finding.at.file and name_of_file(finding.at.file), finding.at.line)}", *code]
+            lines += _wrapped(*finding.said, finding.advice)
         if section.kept:
             in_all, *arrays = section.kept
             lines += ["", *_wrapped(in_all, *(f"- {array}" for array in arrays), section.needs)]
@@ -166,11 +168,11 @@ def _least_cost(report: Programs) -> float:
     return _NOISE * max((cost(copy) for copy in report.copies), default=0)
 
 
-def _key(found: _Found) -> Any:
+def _key(copy: _Found) -> Any:
     """Return a key that is equal for findings that a reader takes for one, in other programs or shapes too."""
-    if isinstance(found, LoopCopy):
-        return found.file, found.line, found.kind, found.in_gradient
-    return (found.file, found.line, *((found.cause, found.name) if isinstance(found, ArgumentCopy) else ()))
+    if isinstance(copy, LoopCopy):
+        return copy.file, copy.line, copy.kind, copy.in_gradient
+    return (copy.file, copy.line, *((copy.cause, copy.name) if isinstance(copy, ArgumentCopy) else ()))
 
 
 def _found(case: CompiledProgram) -> list[_Found]:
@@ -179,7 +181,7 @@ def _found(case: CompiledProgram) -> list[_Found]:
 
 def _times_compiled(report: Programs) -> Counter[Any]:
     """Return in how many programs something is found in a line."""
-    return Counter(key for case in report.cases for key in {_key(found) for found in _found(case)})
+    return Counter(key for case in report.cases for key in {_key(copy) for copy in _found(case)})
 
 
 def _worth_listing(report: Programs) -> list[_Listed]:
@@ -294,8 +296,8 @@ def _of_copies(copies: Sequence[LoopCopy], worst: int, compiled: int) -> Finding
     return Finding(_place(copy), (f"{said}.{more}",), advice_of(copy), copy.reason, bar)
 
 
-def _place(found: LoopCopy | ArgumentCopy) -> SourceLine:
-    return SourceLine(found.file, found.line, found.code)
+def _place(copy: LoopCopy | ArgumentCopy) -> SourceLine:
+    return SourceLine(copy.file, copy.line, copy.code)
 
 
 def _again(compiled: int) -> str:

@@ -130,8 +130,8 @@ def _line_otherwise(case: CompiledProgram) -> Line:
         with contextlib.suppress(Exception):  # the source may be gone
             return line_for(case.function)
     line = _NOT_JITTED if case.program in _LOOPS else _JITTED_BEFORE
-    found = [(copy.file, copy.line) for copy in case.copies if copy.file]
-    file, number = found[0] if found else line_of(outermost(case.jaxpr))[:2]
+    places = [(copy.file, copy.line) for copy in case.copies if copy.file]
+    file, number = places[0] if places else line_of(outermost(case.jaxpr))[:2]
     return line._replace(said=line.said.format(f"{name_of_file(file)}:{number}" if file else "the loop"))
 
 

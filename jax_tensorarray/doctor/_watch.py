@@ -158,10 +158,10 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
             for case in report.cases:
                 if case.calls is not None:
                     case.copies.arguments = case.calls.counted(case.copies.arguments)
-            found: list[CompiledProgram] = []
+            with_copies: list[CompiledProgram] = []
             for case in report.cases:
-                (found if case.copies or case.copies.arguments else report._others).append(case)
-            report.cases = sorted(found, key=lambda case: case.cost, reverse=True)
+                (with_copies if case.copies or case.copies.arguments else report._others).append(case)
+            report.cases = sorted(with_copies, key=lambda case: case.cost, reverse=True)
 
 
 @contextlib.contextmanager
