@@ -2,6 +2,10 @@
 
 A call demands a layout. After a barrier XLA may choose another one for a slice, and it copies the buffer to convert it.
 The buffers are the classes of a union-find over the values that may be one buffer.
+
+Without an agreement, a loop that reads and writes one row of a buffer of 1 MB, and swaps 20 others by a call, copies
+the buffer twice per step. A step takes 145 us instead of 4 (jax 0.12), and 164 instead of 3 (jax 0.10.2; 29 November
+2026). The agreement changes two programs of `benchmarks.harm`, which copy and take as much without it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,6 +5,13 @@
 
 XLA cannot read a row after an update that is made of the row. So neither a barrier nor a branch has to be between the
 two, and XLA may fuse them.
+
+The pass is worth its code also where a barrier can be around every read. We measured 55 programs and gradients of
+`benchmarks.harm`, drawn at random from those that the pass changes. Without it, two take more than 1.1 times as long as
+plain JAX that did not before, 1.2 and 1.5 times, and seven others 1.2 to 2.2 times as long as with it (jax 0.12). It
+has to know the operations that XLA runs once (`kinds.ONCE`): they change 29 of 376 programs. Without them `delay_line`
+takes 1.4 times as long as plain JAX instead of 1.0 times, on 0.10.2 as well, and `two_fields_in_one_array_64` 1.4
+instead of 0.95 times (29 November 2026).
 """
 
 from collections.abc import Iterator
