@@ -55,9 +55,9 @@ def within(eqn: Equation, outer: Equation, name: str = "", *, has_line: bool = T
 
     Unless it `has_line`, it has the line of the other one.
     """
-    own, around = eqn.source_info, outer.source_info
+    inner, around = eqn.source_info, outer.source_info
     stack = around.name_stack.extend(name) if name else around.name_stack
-    return SourceInfo((has_line and own.traceback) or around.traceback, stack + own.name_stack)
+    return SourceInfo((has_line and inner.traceback) or around.traceback, stack + inner.name_stack)
 
 
 def frame_of(info: Any) -> tuple[str, int, int] | None:

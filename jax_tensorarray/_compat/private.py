@@ -7,7 +7,7 @@ from typing import Any
 def private_names(module: str, *names: str) -> list[Any] | None:
     """Return those private names of JAX, or None if this version lacks one."""
     try:
-        found = importlib.import_module(f"jax._src.{module}")
-        return [getattr(found, name) for name in names]
+        source = importlib.import_module(f"jax._src.{module}")
+        return [getattr(source, name) for name in names]
     except (ImportError, AttributeError):
         return None

@@ -18,10 +18,10 @@ def ffi_api_version() -> tuple[int, int] | None:
         text = header.read_text()
     except OSError:
         return None
-    found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
-    if found[0] is None or found[1] is None:
+    matches = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    if matches[0] is None or matches[1] is None:
         return None
-    return int(found[0].group(1)), int(found[1].group(1))
+    return int(matches[0].group(1)), int(matches[1].group(1))
 
 
 def barriers_hold(platform: str) -> bool:

@@ -290,12 +290,12 @@ def _divided_as(buffer: Array, rows: Array, dims: Sequence[int | None]) -> Array
 
     `dims` maps each axis of the rows to an axis of the buffer.
     """
-    whole, own = jax.typeof(buffer), jax.typeof(rows)
-    of_buffer = [*whole.sharding.spec, *[None] * whole.ndim]
+    buffer_type, rows_type = jax.typeof(buffer), jax.typeof(rows)
+    of_buffer = [*buffer_type.sharding.spec, *[None] * buffer_type.ndim]
     spec = [None if d is None else of_buffer[d] for d in dims]
-    if spec == [*own.sharding.spec, *[None] * own.ndim][: own.ndim]:
+    if spec == [*rows_type.sharding.spec, *[None] * rows_type.ndim][: rows_type.ndim]:
         return rows
-    return jax.sharding.reshard(rows, whole.sharding.update(spec=jax.sharding.PartitionSpec(*spec)))
+    return jax.sharding.reshard(rows, buffer_type.sharding.update(spec=jax.sharding.PartitionSpec(*spec)))
 
 
 def _broadcast(op: str, name: str, array: Array, shape: tuple[int, ...], what: str) -> Array:

@@ -104,8 +104,8 @@ class Config(NamedTuple):
             return cls.of(ir.DictAttr(ir.Attribute.parse(text or "{}")))
 
     def __str__(self) -> str:
-        given = {name: value for name, value in self._asdict().items() if value is not None}
-        return "{" + ", ".join(f"{name} = {_written(value)}" for name, value in given.items()) + "}"
+        attributes = {name: value for name, value in self._asdict().items() if value is not None}
+        return "{" + ", ".join(f"{name} = {_written(value)}" for name, value in attributes.items()) + "}"
 
 
 def _written(value: bool | int | str) -> str:

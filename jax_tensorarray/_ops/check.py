@@ -70,8 +70,8 @@ def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int, mode: str |
 
 
 def _in_plain_jax(index: Array, size: Array, *where: Array, batch_dims: int, **_: Any) -> Array:
-    found = reference.check(index, size, batch_dims=batch_dims)
-    return jnp.where(where[0], found, -1) if where else found
+    checked = reference.check(index, size, batch_dims=batch_dims)
+    return jnp.where(where[0], checked, -1) if where else checked
 
 
 declare("check", ("index", "bound"), ("index",))

@@ -263,9 +263,9 @@ class _Partitioner:
         sides = [*zip(labels[1], shardings[1], strict=True), *zip(labels[0], shardings[0], strict=True)]
         if self.name in ("read", "read_part"):
             sides = [sides[1], *sides]
-        for own, sharding in sides:
-            division = Division.of(sharding, own)
-            if division is not None and any(division.parts(label) > 1 for label in own):
+        for labels_of_side, sharding in sides:
+            division = Division.of(sharding, labels_of_side)
+            if division is not None and any(division.parts(label) > 1 for label in labels_of_side):
                 return division
         return None
 
@@ -316,8 +316,8 @@ class _Program:
         divided = division is not None and division.parts(rows) > 1 and self.roles.name not in ("fence", "empty")
         if divided:
             self._count_from_own_rows(operands, types, whole, division)
-        found = self._call(self.roles.name, operands, types, outs, self.facts)
-        results = [found] if len(outs) == 1 else [f"{found}#{k}" for k in range(len(outs))]
+        call = self._call(self.roles.name, operands, types, outs, self.facts)
+        results = [call] if len(outs) == 1 else [f"{call}#{k}" for k in range(len(outs))]
         if divided:
             for k, role in enumerate(self.roles.results):
                 if role != "buffer":
@@ -361,11 +361,11 @@ class _Program:
     ) -> None:
         """Let the indices and bounds count from the first row of the device."""
         axes = slice(self.roles.batch_dims, self.roles.batch_dims + self.roles.index_dims)
-        size, own = math.prod(whole[axes]), math.prod(types[0].shape[axes])
+        size, local_size = math.prod(whole[axes]), math.prod(types[0].shape[axes])
         devices = division.along(("rows", 0))
         first_row = np.zeros(devices.size, np.int64)
         for part in range(devices.shape[1]):
-            first_row[devices[:, part]] = part * own
+            first_row[devices[:, part]] = part * local_size
         table = f"dense<[{', '.join(map(str, first_row))}]> : tensor<{first_row.size}xi64>"
         at = self.add("stablehlo.partition_id : tensor<ui32>")
         start = self.add(

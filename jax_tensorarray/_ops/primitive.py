@@ -343,19 +343,19 @@ def _taylor(primitive: Primitive, primals: Sequence[Array], series: Sequence[Seq
 
     Every op is linear where it is differentiable, or is so piece by piece, as the maximum is.
     """
-    given = [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in primals]
+    flags = [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in primals]
 
     def op(*some: Array) -> Any:
         rest = iter(some)
-        return primitive.bind(*(next(rest) if flag else x for x, flag in zip(primals, given, strict=True)), **params)
+        return primitive.bind(*(next(rest) if flag else x for x, flag in zip(primals, flags, strict=True)), **params)
 
     def like(out: Array, dot: Array) -> Array:
         return jnp.zeros_like(out) if dot.dtype == jax.dtypes.float0 else dot
 
-    outs, push = jax.linearize(op, *(x for x, flag in zip(primals, given, strict=True) if flag))
-    of_operands = [terms for terms, flag in zip(series, given, strict=True) if flag]
-    found = [jax.tree.map(like, outs, push(*terms)) for terms in zip(*of_operands, strict=True)]
-    return outs, [list(terms) for terms in zip(*found, strict=True)] if primitive.multiple_results else found
+    outs, push = jax.linearize(op, *(x for x, flag in zip(primals, flags, strict=True) if flag))
+    of_operands = [terms for terms, flag in zip(series, flags, strict=True) if flag]
+    tangents = [jax.tree.map(like, outs, push(*terms)) for terms in zip(*of_operands, strict=True)]
+    return outs, [list(terms) for terms in zip(*tangents, strict=True)] if primitive.multiple_results else tangents
 
 
 def nonzero_transpose(transpose: Callable[..., Any]) -> Callable[..., Any]:
@@ -499,9 +499,9 @@ def _after_waiting(reference: Callable[..., Any]) -> Callable[..., Any]:
 
     def meaning(*operands: Array, waits: int = 0, unordered: bool = False, effect: bool = False, **params: Any) -> Any:
         if waits:
-            own = len(operands) - waits
-            first, *_ = lax.optimization_barrier((operands[0], *operands[own:]))
-            operands = (first, *operands[1:own])
+            count = len(operands) - waits
+            first, *_ = lax.optimization_barrier((operands[0], *operands[count:]))
+            operands = (first, *operands[1:count])
         return reference(*operands, **params)
 
     return meaning
@@ -565,20 +565,20 @@ class RowKernel:
     signature: Signature
 
     def __call__(self, ctx: Any, *operands: Any, platform: str, **params: Unpack[Params]) -> Any:
-        own = len(operands) - params.get("waits", 0)
-        in_place, masked = self.signature.in_place, own == len(self.signature.operands)
+        num_operands = len(operands) - params.get("waits", 0)
+        in_place, masked = self.signature.in_place, num_operands == len(self.signature.operands)
         batch_dims, index_dims, window = params["batch_dims"], params["index_dims"], params["window"]
         buffer, index, *_ = ctx.avals_in
         sizes = sizes_of(buffer, params)
         count = math.prod((*positions_of(index, _axes_of_index(params))[batch_dims:], *window))
         is_sorted = in_place and sorting.is_sorted(platform, math.prod(sizes), count)
-        given = list(zip(operands[:own], ctx.avals_in[:own], strict=True))
-        waited = list(zip(operands[own:], ctx.avals_in[own:], strict=True))
-        order = self._of_index(sorting.visiting_order, given, ctx, params) if is_sorted else []
+        typed = list(zip(operands[:num_operands], ctx.avals_in[:num_operands], strict=True))
+        waited = list(zip(operands[num_operands:], ctx.avals_in[num_operands:], strict=True))
+        order = self._of_index(sorting.visiting_order, typed, ctx, params) if is_sorted else []
         if not params.get("settled"):  # no pass knows all sizes, or there is none
-            numbers, *where = self._of_index(numbers_of_rows, given, ctx, params)
-            given = [given[0], numbers, *given[2 : 2 + self.signature.takes_value], *where]
-        given += [*order, *waited]
+            numbers, *where = self._of_index(numbers_of_rows, typed, ctx, params)
+            typed = [typed[0], numbers, *typed[2 : 2 + self.signature.takes_value], *where]
+        typed += [*order, *waited]
         # XLA removes a call whose results have no elements, but its indices still have to be checked.
         checked = params.get("checked", "")
         strict = may_raise(params) and checked != "recorded"
@@ -588,8 +588,8 @@ class RowKernel:
             PREFIX + self.name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=has_effect
         )
         return rule(
-            ctx.replace(avals_in=[aval for _, aval in given]),
-            *(x for x, _ in given),
+            ctx.replace(avals_in=[aval for _, aval in typed]),
+            *(x for x, _ in typed),
             op=op_attribute(params),
             batch_dims=np.int64(batch_dims),
             strict=strict,
@@ -600,13 +600,13 @@ class RowKernel:
         )
 
     def _of_index(
-        self, f: Callable[..., Sequence[Array]], given: Sequence[tuple[Any, Any]], ctx: Any, params: Params
+        self, f: Callable[..., Sequence[Array]], typed: Sequence[tuple[Any, Any]], ctx: Any, params: Params
     ) -> list[tuple[Any, Any]]:
         """Lower a function of the type of the buffer, the index and the mask. Return its results with their types."""
-        (_, buffer), index, *rest = given
+        (_, buffer), index, *rest = typed
         values, avals = zip(index, *rest[self.signature.takes_value :], strict=True)
         f = functools.partial(f, buffer, **params)
         with counting(buffer, params):
             types = [ShapedArray(x.shape, x.dtype) for x in jax.eval_shape(f, *avals)]
-            found = mlir.lower_fun(f)(ctx.replace(avals_in=avals, avals_out=types), *values)
-        return list(zip(found, types, strict=True))
+            results = mlir.lower_fun(f)(ctx.replace(avals_in=avals, avals_out=types), *values)
+        return list(zip(results, types, strict=True))

@@ -23,8 +23,8 @@ def _batched(f: Callable[..., Any], batch_dims: int) -> Callable[..., Any]:
 def clamped_row(index: Array, where: Array, size: int) -> tuple[Array, Array]:
     """Return the index, 0 if it is masked or out of range, and whether it is neither."""
     last = min(size - 1, jnp.iinfo(index.dtype).max)  # no more than the index's own dtype can hold
-    found = where & (index >= 0) & (index <= last)
-    return jnp.where(found, index, 0).astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32), found
+    is_inside = where & (index >= 0) & (index <= last)
+    return jnp.where(is_inside, index, 0).astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32), is_inside
 
 
 def mask_like(index: Array, where: Sequence[Array]) -> Array:
@@ -47,9 +47,9 @@ def read(buffer: Array, index: Array, *where: Array, batch_dims: int) -> Array:
         elem = buffer.shape[1:]
         if buffer.shape[0] == 0:
             return jnp.zeros(index.shape + elem, buffer.dtype)
-        at, found = clamped_row(index, where, buffer.shape[0])
-        found = found.reshape(found.shape + (1,) * len(elem))
-        return jnp.where(found, buffer[at], jnp.zeros((), buffer.dtype))
+        at, is_inside = clamped_row(index, where, buffer.shape[0])
+        is_inside = is_inside.reshape(is_inside.shape + (1,) * len(elem))
+        return jnp.where(is_inside, buffer[at], jnp.zeros((), buffer.dtype))
 
     return _batched(one, batch_dims)(buffer, index, mask_like(index, where))
 
@@ -60,10 +60,10 @@ def _update(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, 
     def step(buffer: Array, index: Array, where: Array, value: Array) -> tuple[Array, Array]:
         if buffer.shape[0] == 0:
             return buffer, jnp.zeros_like(value)
-        at, found = clamped_row(index, where, buffer.shape[0])
+        at, is_inside = clamped_row(index, where, buffer.shape[0])
         old = lax.dynamic_index_in_dim(buffer, at, 0, keepdims=False)
-        new = jnp.where(found, row(old, value), old)
-        return lax.dynamic_update_index_in_dim(buffer, new, at, 0), jnp.where(found, old, jnp.zeros_like(old))
+        new = jnp.where(is_inside, row(old, value), old)
+        return lax.dynamic_update_index_in_dim(buffer, new, at, 0), jnp.where(is_inside, old, jnp.zeros_like(old))
 
     return step
 

@@ -34,8 +34,8 @@ def visiting_order(buffer: Any, index: Array, *where: Array, **params: Any) -> l
     batch_dims, reverse = params["batch_dims"], params["reverse"]
     batch, size = buffer.shape[:batch_dims], math.prod(starts.sizes_of(buffer, params))
     numbers, *masks = starts.numbers_of_rows(buffer, index, *where, **params)
-    row, found = reference.clamped_row(numbers, reference.mask_like(numbers, masks), size)
-    row = jnp.where(found, row.astype(jnp.uint32), jnp.uint32(size)).reshape(*batch, -1)
+    row, is_inside = reference.clamped_row(numbers, reference.mask_like(numbers, masks), size)
+    row = jnp.where(is_inside, row.astype(jnp.uint32), jnp.uint32(size)).reshape(*batch, -1)
     position = lax.broadcasted_iota(jnp.int32, row.shape, batch_dims)
     if reverse:
         row, position = (lax.rev(x, (batch_dims,)) for x in (row, position))

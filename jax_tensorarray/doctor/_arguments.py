@@ -107,11 +107,11 @@ def _calls(before: str, copy: ArgumentCopy) -> str:
 
 def argument_copies(hlo: str, min_bytes: int) -> list[ArgumentCopy]:
     """Return the arguments that a program copies, from its optimised HLO. They are not counted as called."""
-    found = hlo_arguments.copied_arguments(hlo, min_bytes)
-    if not found:
+    copied = hlo_arguments.copied_arguments(hlo, min_bytes)
+    if not copied:
         return []
     frames, is_eager = hlo_text.frames(hlo), _EAGER.match(hlo) is not None
-    return [_described(argument, frames, is_eager and argument.name == "args[0]") for argument in found]
+    return [_described(argument, frames, is_eager and argument.name == "args[0]") for argument in copied]
 
 
 def _described(

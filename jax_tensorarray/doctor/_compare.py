@@ -173,13 +173,13 @@ class _Recorded(NamedTuple):
 
 
 def _by_call(index: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, _Recorded]]:
-    number, arrays_of_calls = 0, {}
+    number, recorded = 0, {}
     for name, call, paths in index["calls"]:
-        arrays_of_calls[name, call] = {
+        recorded[name, call] = {
             path: _Recorded(arrays[f"arr_{number + k}"], dtype) for k, (path, dtype) in enumerate(paths)
         }
         number += len(paths)
-    return arrays_of_calls
+    return recorded
 
 
 def _other_calls(unchanged: Mapping[str, int], rewritten: Mapping[str, int]) -> str:

@@ -221,25 +221,25 @@ def loop_copies(
     if min_bytes < 0:
         raise ValueError(f"loop_copies: min_bytes must not be negative, but it is {min_bytes}.")
     if platform not in (None, *ahead.PLATFORMS):
-        known = ", ".join(map(repr, ahead.PLATFORMS))
-        raise ValueError(f"loop_copies: platform must be None or one of {known}, but it is {platform!r}.")
+        names = ", ".join(map(repr, ahead.PLATFORMS))
+        raise ValueError(f"loop_copies: platform must be None or one of {names}, but it is {platform!r}.")
 
     @arguments.named_as(fun)
     def of(*args: Any, **kwargs: Any) -> LoopCopies:
         with _compat.lines_of_today():
             compiled = _compiled(fun, args, kwargs, platform)
             hlo = compiled.as_text() or ""
-            found = copies_in(hlo, min_bytes)
+            copies = copies_in(hlo, min_bytes)
             with contextlib.suppress(Exception):  # what is not known is left out
                 traced = (fun if hasattr(fun, "trace") else jax.jit(fun)).trace(*args, **kwargs)
-                with_kept(found, kept_for_gradient(traced.jaxpr, min_bytes))
+                with_kept(copies, kept_for_gradient(traced.jaxpr, min_bytes))
             if isinstance(fun, _JITTED):  # any other function is jitted elsewhere, perhaps with donated arguments
-                found.arguments = argument_copies(hlo, max(min_bytes, 1))
-            if any(copy.for_gradient for copy in found):
+                copies.arguments = argument_copies(hlo, max(min_bytes, 1))
+            if any(copy.for_gradient for copy in copies):
                 with contextlib.suppress(Exception):  # whatever it is, it is not an error of the program
                     after = _compiled(in_place(fun), args, kwargs, platform)
-                    found.memory = _temporary(compiled), _temporary(after)
-        return found
+                    copies.memory = _temporary(compiled), _temporary(after)
+        return copies
 
     return of
 
@@ -254,7 +254,7 @@ def copies_in(hlo: str, min_bytes: int, findings: Sequence[hlo_buffers.BufferOp]
     return copies
 
 
-def with_kept(found: LoopCopies, kept: Sequence[Kept]) -> LoopCopies:
+def with_kept(copies: LoopCopies, kept: Sequence[Kept]) -> LoopCopies:
     """Add the arrays that a gradient stores, and name their lines for the copies into them.
 
     XLA names the line of the gradient for such a copy. JAX names the line that makes the array, or the loop's.
@@ -266,9 +266,9 @@ def with_kept(found: LoopCopies, kept: Sequence[Kept]) -> LoopCopies:
         of = places.get((copy.dtype, shape, copy.steps)) if copy.for_gradient else None
         return copy if of is None or of.file is None else replace(copy, file=of.file, line=of.line, code=of.code)
 
-    found[:] = map(located, found)
-    found.kept = kept
-    return found
+    copies[:] = map(located, copies)
+    copies.kept = kept
+    return copies
 
 
 def counts(finding: hlo_buffers.BufferOp, min_bytes: int) -> bool:

@@ -171,33 +171,33 @@ def forbid_growth(
         if allowed is not None and not (isinstance(allowed, int | float) and allowed > 0):
             raise ValueError(f"forbid_growth: {name} must be None or a positive number, but it is {allowed!r}.")
     fun, make_args, sizes = _checked("forbid_growth", fun, make_args, sizes)
-    found = _measured(fun, make_args, sizes)
-    default = found.size_ratio**_ALLOWED
+    measured = _measured(fun, make_args, sizes)
+    default = measured.size_ratio**_ALLOWED
     time, memory = default if time is None else time, default if memory is None else memory
-    if found.time_ratio > time:
-        again = _measured(fun, make_args, found.sizes)
-        small, large = map(min, found.seconds, again.seconds)
-        found = replace(found, seconds=(small, large))
-    if found.memory_ratio > memory:
-        raise GrowthError(found, f"{factor(memory)} times the memory are allowed")
-    if found.time_ratio > time:
-        raise GrowthError(found, f"{factor(time)} times the time is allowed")
-    return found
+    if measured.time_ratio > time:
+        again = _measured(fun, make_args, measured.sizes)
+        small, large = map(min, measured.seconds, again.seconds)
+        measured = replace(measured, seconds=(small, large))
+    if measured.memory_ratio > memory:
+        raise GrowthError(measured, f"{factor(memory)} times the memory are allowed")
+    if measured.time_ratio > time:
+        raise GrowthError(measured, f"{factor(time)} times the time is allowed")
+    return measured
 
 
 def _checked(name: str, fun: Any, make_args: Any, sizes: Any) -> tuple[Any, Any, Any]:
-    for what, given in (("fun", fun), ("make_args", make_args)):
-        if not callable(given):
-            raise TypeError(f"{name}: {what} must be a function, not {type(given).__name__}.")
+    for what, value in (("fun", fun), ("make_args", make_args)):
+        if not callable(value):
+            raise TypeError(f"{name}: {what} must be a function, not {type(value).__name__}.")
     if sizes is None:
         return fun, make_args, None
     try:
-        given = tuple(map(operator.index, sizes))
+        small_and_large = tuple(map(operator.index, sizes))
     except TypeError:
         raise TypeError(f"{name}: sizes must be two integers, but they are {sizes!r}.") from None
-    if len(given) != 2 or not 0 < given[0] < given[1]:
+    if len(small_and_large) != 2 or not 0 < small_and_large[0] < small_and_large[1]:
         raise ValueError(f"{name}: sizes must be two positive integers that grow, but they are {sizes!r}.")
-    return fun, make_args, given
+    return fun, make_args, small_and_large
 
 
 class Measurement(NamedTuple):

@@ -74,9 +74,9 @@ def kept_for_gradient(jaxpr: Jaxpr, min_bytes: int = 0) -> list[Kept]:
 
     Arrays of fewer bytes than `min_bytes` in all steps are left out.
     """
-    kept_by_source: dict[Any, Kept] = {}
-    _follow(jaxpr, [None] * len(_compat.opened(jaxpr).invars), kept_by_source)
-    large = [kept for kept in kept_by_source.values() if kept.num_bytes >= min_bytes]
+    stacks: dict[Any, Kept] = {}
+    _follow(jaxpr, [None] * len(_compat.opened(jaxpr).invars), stacks)
+    large = [kept for kept in stacks.values() if kept.num_bytes >= min_bytes]
     return sorted(large, key=lambda kept: kept.num_bytes, reverse=True)
 
 
@@ -84,10 +84,10 @@ def kept_for_gradient(jaxpr: Jaxpr, min_bytes: int = 0) -> list[Kept]:
 _Stacked = tuple[Any, int]
 
 
-def _follow(jaxpr: Jaxpr, given: Sequence[_Stacked | None], kept_by_source: dict[Any, Kept]) -> list[_Stacked | None]:
-    """Return which outputs a scan has stacked. `given` says this of the inputs."""
+def _follow(jaxpr: Jaxpr, stacked_inputs: Sequence[_Stacked | None], stacks: dict[Any, Kept]) -> list[_Stacked | None]:
+    """Return which outputs a scan has stacked. `stacked_inputs` says this of the inputs."""
     inner = _compat.opened(jaxpr)
-    stacked = dict(zip(inner.invars, given, strict=True))
+    stacked = dict(zip(inner.invars, stacked_inputs, strict=True))
 
     def of(v: Any) -> _Stacked | None:
         return None if isinstance(v, Literal) else stacked.get(v)
@@ -95,12 +95,12 @@ def _follow(jaxpr: Jaxpr, given: Sequence[_Stacked | None], kept_by_source: dict
     for eqn in inner.eqns:
         called = registry.inlined(eqn, with_options=True)
         if called is not None:
-            stacked.update(zip(eqn.outvars, _follow(called, [*map(of, eqn.invars)], kept_by_source), strict=True))
+            stacked.update(zip(eqn.outvars, _follow(called, [*map(of, eqn.invars)], stacks), strict=True))
         elif eqn.primitive.name == "scan":
             num_consts, num_carry = _compat.scan_counts(eqn.params)
             for source in map(of, eqn.invars[num_consts + num_carry :]):
                 if source is not None and source[0].params["reverse"] != eqn.params["reverse"]:
-                    kept_by_source.setdefault((id(source[0]), source[1]), _kept(*source))
+                    stacks.setdefault((id(source[0]), source[1]), _kept(*source))
             stacked.update({v: (eqn, k) for k, v in enumerate(eqn.outvars) if k >= num_carry})
     return [*map(of, inner.outvars)]
 

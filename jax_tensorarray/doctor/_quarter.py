@@ -96,13 +96,13 @@ def computes_with_all_rows(jaxpr: Jaxpr, steps: int) -> bool:
 
 def outermost(jaxpr: Jaxpr) -> list[Any]:
     """Return the loops that are in no other loop, also those with a dynamic trip count."""
-    found = []
+    loops = []
     for eqn in _compat.opened(jaxpr).eqns:
         if registry.entry_of(eqn).kind == "loop":
-            found.append(eqn)
+            loops.append(eqn)
         else:
-            found += [loop for inner in jaxprs.jaxprs_in(eqn.params) for loop in outermost(inner)]
-    return found
+            loops += [loop for inner in jaxprs.jaxprs_in(eqn.params) for loop in outermost(inner)]
+    return loops
 
 
 class _Resized:

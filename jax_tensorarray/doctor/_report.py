@@ -168,11 +168,11 @@ def _least_cost(report: Programs) -> float:
     return _NOISE * max((cost(copy) for copy in report.copies), default=0)
 
 
-def _key(copy: _Found) -> Any:
+def _key(finding: _Found) -> Any:
     """Return a key that is equal for findings that a reader takes for one, in other programs or shapes too."""
-    if isinstance(copy, LoopCopy):
-        return copy.file, copy.line, copy.kind, copy.in_gradient
-    return (copy.file, copy.line, *((copy.cause, copy.name) if isinstance(copy, ArgumentCopy) else ()))
+    if isinstance(finding, LoopCopy):
+        return finding.file, finding.line, finding.kind, finding.in_gradient
+    return (finding.file, finding.line, *((finding.cause, finding.name) if isinstance(finding, ArgumentCopy) else ()))
 
 
 def _found(case: CompiledProgram) -> list[_Found]:

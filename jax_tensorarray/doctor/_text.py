@@ -50,8 +50,8 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 def more_about(tags: Iterable[str]) -> list[str]:
     """Return the last lines of a report: where to read about the names in brackets."""
-    links = [f"  {_links.why(tag)}" for tag in dict.fromkeys(tags) if tag]
-    return ["More about the names in brackets, with code before and after:", *links] if links else []
+    lines = [f"  {_links.why(tag)}" for tag in dict.fromkeys(tags) if tag]
+    return ["More about the names in brackets, with code before and after:", *lines] if lines else []
 
 
 def factor(times: float) -> str:
@@ -67,10 +67,10 @@ def wrapped(text: str, first: str = "", width: int = WIDTH) -> list[str]:
     )
 
 
-def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Group things by their key, in the order given."""
     groups: dict[K, list[T]] = {}
-    for x in values:
+    for x in items:
         groups.setdefault(key(x), []).append(x)
     return groups
 
