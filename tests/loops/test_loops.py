@@ -26,7 +26,6 @@ from loop_programs import (
     pushed,
     python_fori,
     up_to,
-    vector,
     weighted,
     weighted_along,
     weights,
@@ -200,55 +199,6 @@ def test_the_index_of_fori_loop_has_the_dtype_that_it_has_in_jax(dtype):
         return value.dtype, value.weak_type, seen[0]
 
     assert by(ta.fori_loop) == by(lax.fori_loop)
-
-
-XS = np.linspace(0.1, 0.9, 5)
-
-
-def pair(a, x):
-    return {"s": jnp.sin(a["s"] * x["s"]) + a["t"][0], "t": (a["t"][0] * x["t"][0],)}
-
-
-def folded(elems, initializer, reverse):
-    n = len(jax.tree.leaves(elems)[0])
-    slices = [jax.tree.map(lambda v, k=k: v[k], elems) for k in range(n)]
-    slices = slices[::-1] if reverse else slices
-    every = [slices.pop(0)] if initializer is None else []
-    a = every[0] if initializer is None else initializer
-    for x in slices:
-        a = pair(a, x)
-        every.append(a)
-    return a, jax.tree.map(lambda *v: jnp.stack(v), *(every[::-1] if reverse else every))
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize(
-    ("length", "start", "reverse"), [(1, None, False), (1, 0.4, True), (5, None, True), (5, 0.4, False)]
-)
-def test_folds_are_those_of_python(length, start, reverse):
-    def ours(elems, initializer):
-        last = (ta.tf.foldr if reverse else ta.tf.foldl)(pair, elems, initializer)
-        return last, ta.tf.scan(pair, elems, initializer, reverse=reverse)
-
-    def by(fold):
-        def f(x, start):
-            initializer = None if start is None else {"s": start, "t": (start * start,)}
-            return vector(*jax.tree.leaves(fold({"s": x, "t": (jnp.cos(x),)}, initializer)))
-
-        return f
-
-    @jit
-    def found(x, start):
-        batched = jax.vmap(by(ours), (0, None))(jnp.stack([x, 2 * x]), start)
-        return batched, jax.jacrev(by(ours), wrt)(x, start)
-
-    @jit
-    def wanted(x, start):
-        python = by(lambda elems, initializer: folded(elems, initializer, reverse))
-        return jnp.stack([python(x, start), python(2 * x, start)]), jax.jacrev(python, wrt)(x, start)
-
-    wrt = 0 if start is None else (0, 1)
-    jax.tree.map(assert_close, found(XS[:length], start), wanted(XS[:length], start))
 
 
 def test_folds_of_nothing():
