@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 DTYPES = [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64]
 
 
-def random_case(rng):
-    """An op, its parameters, and its operands as numbers from -4 to 3."""
+def random_case(rng, is_many):
+    """An op, its parameters, and its operands as numbers from -4 to 3. Many positions are updated by one scatter."""
     op = str(rng.choice(["read", "write", "swap", "add", "max"]))
     batch, axes = rng.integers(1, 4, rng.integers(3)), int(rng.integers(1, 4))
     sizes, elem = rng.integers(1, 6, axes), rng.integers(1, 3, rng.integers(2))
@@ -31,7 +31,7 @@ def random_case(rng):
         whole=whole,
         reverse=bool(rng.random() < 0.4) and op not in ("read", "max"),
     )
-    positions = [(), (1,), (3,), (2, 2)][rng.integers(4)]
+    positions = (24,) if is_many else [(), (1,), (3,), (2, 2)][rng.integers(4)]
 
     def some_shared():
         return [1 if rng.random() < 0.4 else n for n in batch]
@@ -67,11 +67,12 @@ def run(cases, dtype, lowering, *, in_loop=False):
     return f
 
 
+@pytest.mark.parametrize("is_many", [False, True])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_kernel_slices_and_plain_jax_do_what_numpy_does(seed):
-    """For packed integers plain JAX is run, and in loops slices, gathers and scatters."""
+def test_a_kernel_slices_and_plain_jax_do_what_numpy_does(seed, is_many):
+    """For packed integers plain JAX is run. In loops few rows are slices, and many are a gather and a scatter."""
     rng = np.random.default_rng(seed)
-    cases = [random_case(rng) for _ in range(10)]
+    cases = [random_case(rng, is_many) for _ in range(10)]
     operands = [xs for _, _, xs in cases]
     wanted = library_in_numpy(run(cases, jnp.int32, "ffi"))(operands)
     ways = {
