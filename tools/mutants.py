@@ -492,6 +492,96 @@ MUTANTS = {
         (("_loops/undo.py", "_rounded(x) if v in rounded else x", "x"),),
         files=("in_place/test_gradient_memory.py",),
     ),
+    # Arrays.
+    "a scatter of rows of different shapes ignores its mask": Mutant(
+        (("_array/ragged.py", "where if where is None else where[k], mode", "None, mode"),),
+        files=("array/test_tensorarray_machine.py",),
+    ),
+    "a masked pop changes the size": Mutant(
+        (
+            (
+                "_array/stacked.py",
+                'left = at if where is None and mode != "drop" else jnp.where(at < 0, size, at)',
+                "left = at",
+            ),
+        ),
+        files=("array/test_tensorarray.py",),
+    ),
+    "a loop makes room for one row of each step": Mutant(
+        (
+            (
+                "_array/in_loops.py",
+                "else steps * max(new - old, 0) + max(most - max(new, old), 0)",
+                "else steps + max(most - max(new, old), 0)",
+            ),
+        ),
+        files=("array/test_sizes.py",),
+    ),
+    "rows from before a loop have no room in it": Mutant(
+        (("_array/in_loops.py", "min(x._rows.live() + more,", "min(more,"),),
+        files=("array/test_sizes.py",),
+    ),
+    # Loops that are run again.
+    "a step of a reversed scan that is run again is that of another": Mutant(
+        (
+            (
+                "_loops/as_while.py",
+                "return (n + 1, *f(steps - 1 - n if reverse else n, *carry))",
+                "return (n + 1, *f(n, *carry))",
+            ),
+        ),
+        files=("loops/test_loops_in_loops.py",),
+    ),
+    "a checkpoint says that it is of the step after": Mutant(
+        (("_loops/checkpoint.py", "[start + by, *carry]", "[start + by + 1, *carry]"),),
+        files=("loops/test_loops_in_loops.py",),
+    ),
+    # Slices.
+    "a slice ignores its mask": Mutant(
+        (
+            (
+                "_lowering/slicing.py",
+                "new = new if access.mask is None else lax.select(access.mask, new, old)",
+                "new = new",
+            ),
+        ),
+        ("passes",),
+    ),
+    "slices of positions that are visited in reverse go forward": Mutant(
+        (
+            (
+                "_lowering/slicing.py",
+                "for access in reversed(accesses) if how.reverse else accesses",
+                "for access in accesses",
+            ),
+        ),
+        ("passes",),
+    ),
+    "a scatter of many rows ignores its mask": Mutant(
+        (("_lowering/slicing.py", "if self.mask is not None:  # XLA leaves", "if False:  # XLA leaves"),),
+        files=("ops/test_starts.py",),
+    ),
+    "a scatter of many rows goes forward in reverse": Mutant(
+        (
+            (
+                "_lowering/slicing.py",
+                "        if how.reverse:\n            start = lax.rev",
+                "        if False:\n            start = lax.rev",
+            ),
+        ),
+        files=("ops/test_starts.py",),
+    ),
+    # Indices that are checked.
+    "a checked index of an example is never an error": Mutant(
+        (
+            (
+                "_ops/check.py",
+                "mode = batched_mode(mode, is_batched=any(d is not None for d in dims[:2]))",
+                'mode = "drop" if any(d is not None for d in dims[:2]) else mode',
+            ),
+        ),
+        files=("ops/test_index_errors.py",),
+    ),
 }
 
 
