@@ -288,8 +288,8 @@ MUTANTS = {
         (
             (
                 "_in_place/access.py",
-                "return found if found.order.max() + 1 == found.size else found.as_indices()",
-                "return found",
+                "return self if self.order.max() + 1 == self.size else self.as_indices()",
+                "return self",
             ),
         ),
         files=("in_place/test_maps.py",),
