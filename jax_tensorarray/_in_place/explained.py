@@ -160,7 +160,7 @@ def row_op_of(kind: str, operands: Sequence[Value], results: Sequence[Value]) ->
         of_view = operands[0].view is not None and not operands[0].is_made_whole
         return "a read of rows of what it is computed from" if of_view else "ta_read"
     if any(value is x for x in operands):
-        return "the buffer itself: both cases are one"
+        return "what it writes: it is all of the array" if kind == "write" else "the buffer itself: both cases are one"
     if value.became or update is None:
         return value.became or "a part of a sum of rows"
     return str(update.primitive.name) if kind == "write" else "a masked write"

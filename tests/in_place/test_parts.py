@@ -82,6 +82,8 @@ def test_explain_says_that_a_part_is_put_back():
     text = str(doctor.explain(halves.f)(*halves.args))
     assert "a part of the buffer that is put back in its place (2 times)" in text
     assert "Not rewritten: none" in text
+    one_row = parts.LOOPS["all of an axis of one row"]
+    assert "what it writes: it is all of the array" in str(doctor.explain(jax.vmap(one_row.f))(*one_row.batch))
 
 
 @pytest.mark.slow
