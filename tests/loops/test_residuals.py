@@ -76,6 +76,31 @@ def test_a_body_that_uses_a_whole_buffer_keeps_rows_only():
     assert temporary(4000, residuals="tape") > 100 * temporary(4000, residuals="undo")
 
 
+def test_a_loop_that_a_step_runs_backwards_is_undone_forwards():
+    """The transpose of a loop visits its steps from the last to the first. Here it writes a row twice."""
+    rows = jnp.array([1, 2, 1])
+
+    def doubled(b):
+        def body(state):
+            k, b = state
+            return k + 1, ta_write(b, rows[k], 2 * ta_read(b, rows[k]))
+
+        return while_loop(lambda state: state[0] < 3, body, (0, b), max_steps=3)[1]
+
+    def loss(b):
+        def step(_, state):
+            b, total = state
+            (b,) = jax.linear_transpose(doubled, b)(b)
+            return b, total + jnp.sum(jnp.sin(b))
+
+        return fori_loop(0, 3, step, (b, 0.0), residuals=Undo())[1]
+
+    b, factors = np.linspace(0.1, 1.0, 2000, dtype=np.float32), np.ones(2000, np.float32)
+    factors[1:3] = 4, 2
+    expected = sum(factors**k * np.cos(b * factors**k) for k in (1, 2, 3))
+    np.testing.assert_allclose(jit(jax.grad(loss))(b), expected, rtol=1e-4)
+
+
 def rotated(x, w, back, n=5, check=False):
     """A leapfrog: each half is updated from the other."""
 
