@@ -58,10 +58,10 @@ def _may_be_buffer(aval: Any) -> bool:
     return bool(getattr(aval, "ndim", 0))
 
 
-_Place = tuple[Scope, Any]  #: a value, and the scope in which it has that name
+_ScopedValue = tuple[Scope, Any]  #: a value, and the scope in which it has that name
 
 
-def _same_buffer(scope: Scope, eqn: Equation) -> Iterator[tuple[_Place, _Place]]:
+def _same_buffer(scope: Scope, eqn: Equation) -> Iterator[tuple[_ScopedValue, _ScopedValue]]:
     """Yield the pairs of values of an equation that may be one buffer."""
 
     def pairs(one: Scope, some: Iterable[Any], other: Scope, others: Iterable[Any]) -> Iterator[Any]:

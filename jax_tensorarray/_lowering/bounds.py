@@ -185,7 +185,7 @@ class BoundsOf:
     """Finds the bounds of a value, or None."""
 
     def __init__(self, outer: "BoundsOf | None" = None, *, keeps_selects: bool = False) -> None:
-        self.known: dict[tuple[Scope, Any], Bounds | None] = {}
+        self.bounds_of: dict[tuple[Scope, Any], Bounds | None] = {}
         self.depth: int = 0 if outer is None else outer.depth
         self.assumes, self.keeps_selects = outer is not None, keeps_selects
 
@@ -196,15 +196,15 @@ class BoundsOf:
         if isinstance(atom, Literal):
             return _of_array(atom.val)
         key = scope, atom
-        if key not in self.known:
-            self.known[key] = None  # meanwhile: what depends on itself has none
+        if key not in self.bounds_of:
+            self.bounds_of[key] = None  # meanwhile: what depends on itself has none
             if self.depth < _DEEPEST:
                 self.depth += 1
                 eqn = scope.maker(atom)
                 interval = self._argument(scope, atom) if eqn is None else self._result(scope, atom, eqn)
                 self.depth -= 1
-                self.known[key] = interval or (0, 1) if kind.kind == "b" else _unless_wrapped(interval, kind)
-        return self.known[key]
+                self.bounds_of[key] = interval or (0, 1) if kind.kind == "b" else _unless_wrapped(interval, kind)
+        return self.bounds_of[key]
 
     def _argument(self, scope: Scope, atom: Any) -> Bounds | None:
         if (operand := scope.operand(atom)) is not None:
@@ -284,8 +284,8 @@ class BoundsOf:
     def _after_step(self, value: tuple[Scope, Atom], carried: tuple[Scope, Any], bounds: Bounds) -> Bounds | None:
         """Return the bounds of a value on the assumption that `carried` has those bounds."""
         inside = BoundsOf(self)
-        inside.known.update({key: b for key, b in self.known.items() if b is not None})
-        inside.known[carried] = bounds
+        inside.bounds_of.update({key: b for key, b in self.bounds_of.items() if b is not None})
+        inside.bounds_of[carried] = bounds
         return inside(*value)
 
     def _most_steps(self, scope: Scope, loop: Equation) -> int | None:

@@ -149,7 +149,7 @@ class Chooser:
             combine=combine,
             takes=is_swap,
             drops=drops,
-            moves=clips and params.get("checked") != "in range",
+            clips=clips and params.get("checked") != "in range",
             does_both=does_both,
             shared=shared,
             by_windows=by_windows,

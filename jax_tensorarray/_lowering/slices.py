@@ -198,7 +198,7 @@ class _Rows:
             window=params["window"],
             masked=mask is not None,
             drops=not is_known and not clips,
-            moves=clips and not is_known,
+            clips=clips and not is_known,
             by_windows=whole and bool(params["window"]),
         )
         masks = [] if mask is None else [self.block.read(mask)]
@@ -206,7 +206,7 @@ class _Rows:
         numbers = self.block.call(slicing.flat, with_all, eqn, how=how)
         value = [self.block.read(x) for x in rest[: signature.takes_value]]
         waits = [self.block.read(x) for x in eqn.invars[len(eqn.invars) - waits_of(eqn) :]]
-        mode = "drop" if whole or how.moves else params["mode"]
+        mode = "drop" if whole or how.clips else params["mode"]
         return eqn.replace(
             invars=[self.block.read(buffer), numbers[0], *value, *numbers[1:], *waits],
             params=params | {"window": (), "whole": False, "mode": mode, "settled": True},
@@ -319,7 +319,7 @@ class _Rows:
         _, index, value, *mask = operands_of(eqn)
         # XLA would compute what depends on rows of this buffer again for each of several slices. So these values pass a
         # barrier before the first update, and so do all rows if nothing else waits for them.
-        several = not how.at_once and self.barriers_hold and _places(eqn, how) > 1
+        several = not how.at_once and self.barriers_hold and _num_slices(eqn, how) > 1
         needs_all = several and bool(eqn.params.get("unordered"))
         made = [value] if needs_all else []
         made += [x for x in (index, value, *mask) if several and x not in made and self._is_made_of(x, eqn.invars[0])]
@@ -359,8 +359,8 @@ def _is_converted(eqn: Equation) -> bool:
     return any(jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 for dtype in dtypes)
 
 
-def _places(eqn: Equation, how: How) -> int:
-    """Return how many slices an op becomes."""
+def _num_slices(eqn: Equation, how: How) -> int:
+    """Return the number of slices that an op becomes."""
     index, shape = eqn.invars[1].aval, eqn.invars[0].aval.shape
     positions = positions_of(index, eqn.params["index_dims"])[how.batch_dims :]
     return math.prod((*shape[how.shared : how.batch_dims], *positions, *(() if how.by_windows else how.window)))

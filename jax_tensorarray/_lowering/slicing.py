@@ -47,7 +47,7 @@ class How(NamedTuple):
 
     # What it becomes.
     drops: bool = False  #: its index may be out of range, and then it does nothing
-    moves: bool = False  #: boxes are moved into range
+    clips: bool = False  #: boxes are moved into range
     does_both: bool = False  #: it reads the rows that it updates
     ordered: bool = False  #: others read the buffer
     shared: int = 0  #: how many batch axes have one index for all examples
@@ -185,12 +185,12 @@ def update(*operands: Array, how: How) -> list[Array]:
                 old = access.row_of(buffer)
             new = new if how.combine is None else how.combine(old, new)
             new = new if access.mask is None else lax.select(access.mask, new, old)
-            taken[access.place] = access.taken(old)
+            taken[access.position] = access.taken(old)
         buffer = access.after(tokens).with_row(buffer, new)
         is_made_again = how.barriers_hold
     if not how.takes:
         return [buffer]
-    return [buffer, _joined([taken[access.place] for access in accesses], how.rows, how.shared)]
+    return [buffer, _joined([taken[access.position] for access in accesses], how.rows, how.shared)]
 
 
 def replace_if_any(buffer: Array, value: Array, mask: Array, *token: Array, dims: Sequence[int]) -> list[Array]:
@@ -258,13 +258,13 @@ def flat(*operands: Array, how: How) -> list[Array]:
     """Return what a kernel takes: the numbers of all rows in each example, and the mask of these rows.
 
     The number of a row that is left out is out of range. `drops` says that boxes are in range as a whole or not at all,
-    `moves` that they are moved there.
+    `clips` that they are moved there.
     """
     inputs = _operands(how, operands, takes_value=False)
     batch = inputs.buffer.shape[: how.batch_dims]
     mask = [] if inputs.mask is None else [for_each(repeated(inputs.mask, how.window), batch)]
-    whole = how.moves or how.by_windows
-    rows = numbers_in_boxes(inputs.starts, how.sizes, how.window, whole=whole, drops=how.drops, moves=how.moves)
+    whole = how.clips or how.by_windows
+    rows = numbers_in_boxes(inputs.starts, how.sizes, how.window, whole=whole, drops=how.drops, clips=how.clips)
     return [for_each(rows, batch), *mask]
 
 
@@ -286,7 +286,7 @@ class _Access(NamedTuple):
     """One slice of a buffer: a row, or the rows of one index in all examples that share it."""
 
     shared: int  #: number of outermost batch axes whose examples share it
-    place: tuple[int, ...]  #: of the index, after these axes
+    position: tuple[int, ...]  #: in the index, after these axes
     start: tuple[Array, ...]
     shape: tuple[int, ...]
     mask: Array | None  #: of that shape: False where the op does nothing
@@ -313,7 +313,7 @@ class _Access(NamedTuple):
 
     def part_of(self, value: Array) -> Array:
         """Return the part of an operand `[*batch, *I, *row]` that belongs here."""
-        return _part(value, self.shared, self.place, self.shape)
+        return _part(value, self.shared, self.position, self.shape)
 
 
 def _accesses(how: How, inputs: _Operands) -> list[_Access]:
@@ -322,9 +322,9 @@ def _accesses(how: How, inputs: _Operands) -> list[_Access]:
     starts, where, box = _positions(how, inputs, how.shared)
     batch, inner, elem = shape[: how.shared], batch_dims - how.shared, shape[batch_dims + len(sizes) :]
     taken, accesses = (*batch, *[1] * inner, *box, *elem), []
-    for place in np.ndindex(*starts[0].shape):
-        rows = [widened(_part(x, 0, place, ()), max(shape)) for x in starts]
-        mask = None if where is None else _part(where, how.shared, place, batch)
+    for position in np.ndindex(*starts[0].shape):
+        rows = [widened(_part(x, 0, position, ()), max(shape)) for x in starts]
+        mask = None if where is None else _part(where, how.shared, position, batch)
         if how.drops:
             inside = in_range(rows, sizes, box)
             if mask is None:
@@ -334,9 +334,9 @@ def _accesses(how: How, inputs: _Operands) -> list[_Access]:
         if mask is not None:
             mask = lax.broadcast_in_dim(mask, taken, range(mask.ndim))
         number = rows[0].dtype.type
-        before, after = [0] * how.shared + list(place[:inner]), [0] * len(elem)
+        before, after = [0] * how.shared + list(position[:inner]), [0] * len(elem)
         start = [*map(number, before), *rows, *map(number, after)]
-        accesses.append(_Access(how.shared, place, tuple(start), taken, mask, batch_dims))
+        accesses.append(_Access(how.shared, position, tuple(start), taken, mask, batch_dims))
     return accesses
 
 
@@ -355,18 +355,18 @@ def _positions(how: How, inputs: _Operands, shared: int) -> tuple[list[Array], A
     return [every_row(starts[0], window[0], how.sizes[0])], mask, [1]
 
 
-def _part(value: Array, shared: int, place: Sequence[int], shape: Sequence[int]) -> Array:
-    """Take one place along the axes after the shared ones, in that shape."""
+def _part(value: Array, shared: int, position: Sequence[int], shape: Sequence[int]) -> Array:
+    """Take one position along the axes after the shared ones, in that shape."""
     before, after = [0] * shared, list(value.shape)
-    if place:
-        start = [*before, *place, *[0] * (len(after) - shared - len(place))]
-        after[shared : shared + len(place)] = [at + 1 for at in place]
+    if position:
+        start = [*before, *position, *[0] * (len(after) - shared - len(position))]
+        after[shared : shared + len(position)] = [at + 1 for at in position]
         value = lax.slice(value, start, after)
     return reshaped(value, shape)
 
 
 def _joined(rows: Sequence[Array], shape: Sequence[int], shared: int) -> Array:
-    """Return the result of an op, joined of the rows at its places."""
+    """Return the result of an op, joined of the rows at its positions."""
     if len(rows) > 1:
         batch, row = shape[:shared], math.prod(shape[shared:]) // len(rows)
         rows = [lax.concatenate([reshaped(r, [*batch, 1, row]) for r in rows], shared)]
@@ -452,7 +452,7 @@ class _AtOnce(NamedTuple):
         """Return the buffer with the value in its rows, once the tokens, which are 0, are there."""
         rank, how = self.rank, self.how
         row, *others = self.starts
-        if how.moves:
+        if how.clips:
             row, *others = (clamped(x, size - n) for x, size, n in zip(self.starts, how.sizes, self.box, strict=True))
         for token in [token for token in tokens if token is not None]:
             row = lax.add(row, lax.broadcast_in_dim(as_dtype(token, row.dtype), row.shape, ()))

@@ -144,17 +144,17 @@ def numbers_of_rows(buffer: Any, index: Array, *where: Array, **params: Any) -> 
     if params.get("settled"):
         return [index, *where]
     starts = along_axes(index, len(sizes))
-    numbers = numbers_in_boxes(starts, sizes, window, whole=params["whole"], drops=mode == "drop", moves=mode == "clip")
+    numbers = numbers_in_boxes(starts, sizes, window, whole=params["whole"], drops=mode == "drop", clips=mode == "clip")
     batch = buffer.shape[: params["batch_dims"]]
     return [for_each(x, batch) for x in (numbers, *(repeated(x, window) for x in where))]
 
 
 def numbers_in_boxes(
-    starts: Sequence[Array], sizes: Sequence[int], window: Sequence[int], *, whole: bool, drops: bool, moves: bool
+    starts: Sequence[Array], sizes: Sequence[int], window: Sequence[int], *, whole: bool, drops: bool, clips: bool
 ) -> Array:
     """Return the numbers of the rows of boxes, the last axis fastest. A row that is left out has one out of range.
 
-    If boxes are `whole`, `drops` says that each may be out of range and is left out then, and `moves` that it is moved
+    If boxes are `whole`, `drops` says that each may be out of range and is left out then, and `clips` that it is moved
     into range. Else each row is in range or out of range by itself, along the one axis.
     """
     if len(sizes) == 1 and not whole:
@@ -162,7 +162,7 @@ def numbers_in_boxes(
     total = math.prod(sizes)
     dtype, numbers = np.dtype(np.int32 if total <= INT32_MAX else np.int64), None
     for start, size, count in zip(starts, sizes, box_along(sizes, window), strict=True):
-        start = as_dtype(clamped(start, size - count) if moves else start, dtype)
+        start = as_dtype(clamped(start, size - count) if clips else start, dtype)
         numbers = start if numbers is None else lax.add(lax.mul(numbers, like(numbers, size)), start)
     assert numbers is not None
     if drops:  # with the number of a row that is before the first one by all rows, no row of a box is one
