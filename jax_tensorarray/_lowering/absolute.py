@@ -1,8 +1,12 @@
-"""Absolute values of integers, written so that XLA does not take them to be non-negative.
+"""Write absolute values of integers as selects, since XLA takes them to be non-negative.
+
+    y = abs(x)
+    # becomes
+    y = select(x < 0, -x, x)
 
 The absolute value of the least integer is negative. XLA's compiler of fusions forgets that (`SimplifyArithPass`, in all
-versions from jaxlib 0.10.2 to 0.12), and drops the comparisons of an index with 0 by which a row is left out, and a
-slice stays in its array. It sees an absolute value only if it is written with `x >= 0`. The machine code is the same.
+versions from jaxlib 0.10.2 to 0.12). It drops the comparisons of an index with 0 that leave a row out or keep a slice
+inside its array. It recognises an absolute value only if it is written with `x >= 0`. The machine code is the same.
 """
 
 from typing import Any

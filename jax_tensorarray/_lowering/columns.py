@@ -1,5 +1,9 @@
 """Store a factor that a loop solves with by columns, as LAPACK needs it: no step copies it from rows to columns.
 
+    y = triangular_solve(l, x)                   y = triangular_solve(l, x)
+    l = dynamic_update_slice(l, y, ...)          l = dynamic_update_slice(l, y, ...)
+                                                 l = with_layout_constraint(l, by columns)
+
 XLA propagates the layout that a triangular solve needs through elementwise operations, but not to the carry of a loop.
 It turns a transpose before the solve into a copy, too (jaxlib 0.12). A constraint on the updated carry makes the loop
 carry the buffer by columns. Then a row is not contiguous, so we change only buffers that nothing else reads.

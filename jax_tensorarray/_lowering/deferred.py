@@ -1,5 +1,9 @@
 """Defer errors in a program for several CPU devices to its end, where no device waits for another.
 
+    b = ta_write(b, i, x)                        b = ta_write(b, i, x, deferred)
+                                                 e = ta_raise(b)
+    return b                                     return ta_fence(b, e)
+
 An error ends the program of its device. If there is a collective later, the other devices wait for it there, until XLA
 aborts the process. So a call whose parameter `op` begins with `>` drops the access, notes the error and goes on. A
 `ta_raise` at the end of the program raises it. The `ta_raise` waits for all results, and so for all collectives. The
@@ -34,9 +38,11 @@ def raise_at_end(jaxpr: Any, shardings: Sequence[Any] | None, outside: Any) -> A
     """
     program, places = Scope(jaxpr), Places(outside)
     everything = list(_everything(program))
-    results = [v for v in dict.fromkeys(_variables(program.jaxpr.outvars)) if program.maker(v) and _can_wait(v)]
+    results = [
+        v for v in dict.fromkeys(_variables(program.jaxpr.outvars)) if program.maker(v) and _can_be_fenced(v)
+    ]
     raising = any(is_strict(eqn) for _, eqn in everything)
-    if not raising or not results or any(_may_wait(scope, eqn) for scope, eqn in everything):
+    if not raising or not results or any(_may_never_end(scope, eqn) for scope, eqn in everything):
         return jaxpr
     named = rebuilt(program, lambda _, eqn, __: _named(eqn, places))
     block = Block(named)
@@ -90,7 +96,7 @@ def _equation(at: Equation, primitive: Any, operands: Sequence[Atom], result: An
     return at.replace(primitive=primitive, params=params, invars=list(operands), outvars=[result], effects=set())
 
 
-def _may_wait(scope: Scope, eqn: Equation) -> bool:
+def _may_never_end(scope: Scope, eqn: Equation) -> bool:
     """Return whether `eqn` is a loop that need not end: its condition counts to no number."""
     if eqn.primitive.name != "while":
         return False
@@ -119,7 +125,7 @@ def _is_placing(eqn: Equation) -> bool:
     return eqn.primitive.name == "device_put" and len(eqn.invars) == 1
 
 
-def _can_wait(v: Any) -> bool:
+def _can_be_fenced(v: Any) -> bool:
     """Return whether a fence can hand a value on."""
     aval = v.aval
     return is_of_numbers(aval) and is_static(aval) and not is_packed(aval.dtype)

@@ -2,6 +2,9 @@
 
 A check in a loop is either recorded, and raised after the outermost loop, or it is a call with an effect, which XLA
 keeps. A fence is also a call, and because of it each update of that buffer in the outer loop would be a call.
+
+    b, k = while(...)                # with `max_steps`
+    b = ta_fence(b, check(k))        # removed if this is the body of another loop
 """
 
 from typing import Any

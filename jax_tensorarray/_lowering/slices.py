@@ -1,5 +1,9 @@
 """Row ops as XLA's own slices, where these do the same in place: XLA fuses them with what makes or uses the row.
 
+    row = ta_read(b, i)              row = dynamic_slice(b, i)
+                                     b, row = optimization_barrier(b, row)
+    b = ta_write(b, j, x)            b = dynamic_update_slice(b, x, j)
+
 A call of ours stays outside of every fusion and costs a fixed time; a loop without calls may even become one function
 of machine code. But a call raises and updates in place whatever is around it, and slices do neither. So a slice stands
 for a call where

@@ -1,8 +1,8 @@
 """SPMD partitioning of our calls: by batch, by elements of the row, and by rows, without gathering a buffer.
 
 Every dimension of every operand and result has a label. Dimensions with one label are divided alike. Shardy gets the
-labels as the sharding rule of each call (`label`, where the call is lowered), and XLA's partitioner
-asks for the program of one device (`_Partitioner`).
+labels as the sharding rule of each call (`label`, where the call is lowered). XLA's partitioner asks for the program of
+one device (`_Partitioner`).
 
 Where the rows of a buffer are divided, each device works on its own rows, with indices counted from the first of them.
 Other indices are out of range there, and dropped. A read gives zeros on all devices but one, and the results are summed
