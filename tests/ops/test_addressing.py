@@ -1,4 +1,7 @@
-"""Rows along another axis, elements, and windows of rows: what NumPy's indexing says, in place, with derivatives."""
+"""Rows along another axis, elements, and windows of rows: what NumPy's indexing says, in place.
+
+Their derivatives are the same ops at the same index: `test_starts.py` has those of random boxes.
+"""
 
 import re
 
@@ -9,7 +12,6 @@ import numpy as np
 import oracle
 import pytest
 from hypothesis import given, settings
-from in_numpy import in_numpy
 from in_place import assert_in_place
 from jax import jit, lax
 from jax.sharding import AxisType, NamedSharding
@@ -138,56 +140,6 @@ def test_an_op_is_what_numpy_says(how, address, op, lowering):
     got = HOW[how](f, buffer, parts, value, mask)
     for x, y in zip(got, want, strict=True):
         oracle.assert_same_bits(x, y)
-
-
-ADDRESSED = {
-    "elements": ((3, 4, 2), (np.array([0, 2, 0]), np.array([3, 1, 3])), {}),
-    "rows along an axis": ((3, 4, 2), np.array([3, 1]), {"axis": 1}),
-    "windows": ((6, 2), np.array([1, 3, 2]), {"length": 3}),
-    "windows of elements": ((2, 3, 4), (2, np.array([0, 2])), {"axis": 1, "length": 2}),
-}
-#: All ops with one of these, and one that exchanges rows with all.
-WITH_DERIVATIVES = [("swap", how) for how in ADDRESSED]
-WITH_DERIVATIVES += [("read", "windows"), ("write", "windows of elements"), ("add", "rows along an axis")]
-WITH_DERIVATIVES += [("max", "elements")]
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize(("op", "how"), WITH_DERIVATIVES)
-def test_derivatives_are_those_of_plain_jax(op, how):
-    """Which `jnp` has of the same index in full, one position after the other."""
-    shape, index, keywords = ADDRESSED[how]
-    axis = keywords.get("axis", 0)
-    rng = np.random.default_rng(1)
-    buffer = rng.normal(size=shape)
-    parts = [np.asarray(p) for p in (index if isinstance(index, tuple) else (index,))]
-    at, inside = cells(shape, axis, parts, keywords.get("length"), None)
-    value = rng.normal(size=(*shape[:axis], *inside.shape, *shape[axis + len(parts) :]))
-    lead = (slice(None),) * axis
-
-    def ours(buffer, value):
-        values = () if op == "read" else (value,)
-        out = getattr(ta, f"ta_{op}")(buffer, index, *values, **keywords)
-        return sum(jnp.sum(jnp.sin(x + k)) for k, x in enumerate(jax.tree.leaves(out)))
-
-    def plain(buffer, value):
-        rows = []
-        for k in np.ndindex(inside.shape):
-            cell, position = (*lead, *(int(a[k]) for a in at)), (*lead, *k)
-            rows.append(buffer[cell])
-            if op != "read":
-                old, new = buffer[cell], value[position]
-                new = {"add": jnp.add, "max": jnp.maximum}.get(op, lambda old, new: new)(old, new)
-                buffer = buffer.at[cell].set(new)
-        taken = sum(jnp.sum(jnp.sin(row + (op == "swap"))) for row in rows)
-        return taken if op == "read" else jnp.sum(jnp.sin(buffer)) + (taken if op == "swap" else 0.0)
-
-    def derivatives(f):
-        tangents = np.cos(buffer), np.cos(value)
-        return lambda *args: jax.jvp(jax.value_and_grad(f, (0, 1)), args, tangents)
-
-    got, want = jit(derivatives(ours))(buffer, value), in_numpy(derivatives(plain))(buffer, value)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12), got, want)
 
 
 # --- what is wrong ---------------------------------------------------------------------------------------------

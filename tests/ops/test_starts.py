@@ -1,4 +1,4 @@
-"""Where boxes start, with all parameters of a row op that go together: kernels, slices and plain JAX against NumPy."""
+"""Where boxes start, with all parameters of a row op that go together: kernels, slices, plain JAX and transposes."""
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,6 @@ from library_in_numpy import library_in_numpy
 
 from jax_tensorarray import primitives
 from jax_tensorarray._ops.primitive import row_params
-
-pytestmark = pytest.mark.slow
 
 DTYPES = [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64]
 
@@ -67,6 +65,7 @@ def run(cases, dtype, lowering, *, in_loop=False):
     return f
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_many", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_kernel_slices_and_plain_jax_do_what_numpy_does(seed, is_many):
@@ -86,3 +85,37 @@ def test_a_kernel_slices_and_plain_jax_do_what_numpy_does(seed, is_many):
             for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
                 want_of = (y + 8) % 16 - 8 if name == "plain" else y  # sums of packed integers wrap earlier
                 np.testing.assert_array_equal(np.asarray(x).astype(np.int32), want_of, err_msg=f"{name}: {case[:2]}")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_transpose_of_a_linear_op_is_its_adjoint_and_has_the_op_as_its_transpose(seed):
+    """By inner products in NumPy. An op is a function of its buffer, its value, or both, with zeros for the other."""
+    rng = np.random.default_rng(10 + seed)
+    cases = [case for case in (random_case(rng, k % 4 == 0) for k in range(24)) if case[0] != "max"]
+    inputs = []
+    for op, _, (buffer, _, *rest) in cases:
+        has_both = {"buffer": rng.normal(size=buffer.shape)}
+        if op != "read":
+            has_both["value"] = rng.normal(size=rest[0].shape)
+        chosen = [*has_both][:: rng.choice([1, 2, -2])]  # both, or the first, or the last
+        inputs.append({name: has_both[name] for name in chosen})
+
+    def linear(*inputs):
+        operands = []
+        for (op, _, (buffer, index, *rest)), given in zip(cases, inputs, strict=True):
+            value = [given.get("value", np.zeros(rest[0].shape))] if op != "read" else []
+            operands.append([given.get("buffer", np.zeros(buffer.shape)), index, *value, *rest[len(value) :]])
+        return run(cases, jnp.float64, "ffi")(operands)
+
+    results = library_in_numpy(linear)(*inputs)
+    cotangents = jax.tree.map(lambda x: rng.normal(size=x.shape), results)
+
+    def transposed(cts):
+        return jax.linear_transpose(linear, *inputs)(cts)
+
+    adjoints = library_in_numpy(transposed)(cotangents)
+    (again,) = library_in_numpy(lambda xs: jax.linear_transpose(transposed, cotangents)(xs))(tuple(inputs))
+    jax.tree.map(np.testing.assert_array_equal, again, results)
+    for case, *pairs in zip(cases, inputs, adjoints, results, cotangents, strict=True):
+        x, x_ct, y, y_ct = (np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]) for tree in pairs)
+        np.testing.assert_allclose(x @ x_ct, y @ y_ct, rtol=1e-9, atol=1e-9, err_msg=str(case[:2]))

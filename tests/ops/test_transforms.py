@@ -3,7 +3,6 @@
 In programs, and under all other transformations, `test_random_programs.py` has them."""
 
 import functools
-import itertools
 import math
 
 import jax
@@ -17,7 +16,6 @@ from jax import jit, lax
 from jax.experimental.jet import jet
 from ops import (
     BUFFER,
-    CONTEXTS,
     DIRECTIONS,
     INDEX,
     OPS,
@@ -39,8 +37,6 @@ from ops import (
 import jax_tensorarray as ta
 
 pytestmark = pytest.mark.slow(but=1)
-
-LINEAR_OPS = [op for op in SMOOTH_OPS if op.is_linear]
 
 
 def inner(xs, ys):
@@ -141,41 +137,6 @@ def test_derivatives_in_a_loop_agree_in_every_order_of_modes():
     with jax.enable_checks(True):
         found = jit(derivatives(loss_in("scan", op), orders))(*on_device(BUFFER, VALUE))
     assert_derivatives(found, op, orders)
-
-
-@pytest.mark.parametrize(("op", "context"), [*((op, "direct") for op in LINEAR_OPS), (OPS["ta_swap"], "scan")], ids=str)
-def test_linear_transpose_is_the_adjoint_and_can_be_transposed_back(op, context):
-    rng = np.random.default_rng(1)
-    names = [op.operands[k] for k in op.differentiable]
-    given = dict(zip(op.operands, arguments(op, BUFFER, VALUE), strict=True))
-    tangents = {name: rng.normal(size=given[name].shape) for name in names}
-    cotangents = tuple(rng.normal(size=r.shape) for r in expected_results(op))
-    linear = [inputs for n in range(1, len(names) + 1) for inputs in itertools.combinations(names, n)]
-
-    def f(inputs):
-        """The op as a function of these, with zeros for the others, as in a derivative."""
-
-        def run(*args):
-            full = {k: jnp.zeros(x.shape) if k in names else jnp.asarray(x) for k, x in given.items()}
-            return CONTEXTS[context](op, *(full | dict(zip(inputs, args, strict=True))).values())
-
-        return run
-
-    @jit
-    def transposed(tangents, cotangents):
-        found = []
-        for inputs in linear:
-            once = jax.linear_transpose(f(inputs), *(tangents[k] for k in inputs))
-            twice = jax.linear_transpose(once, cotangents)
-            found.append((once(cotangents), twice(tuple(tangents[k] for k in inputs))[0]))
-        return found
-
-    for inputs, (once, twice) in zip(linear, transposed(tangents, cotangents), strict=True):
-        zeros = {k: tangents[k] if k in inputs else np.zeros(given[k].shape) for k in names}
-        results = call(op, oracle, *(given | zeros).values())
-        assert_same(twice, results)
-        assert [t.shape for t in once] == [tangents[k].shape for k in inputs]
-        np.testing.assert_allclose(inner(once, [tangents[k] for k in inputs]), inner(cotangents, results), rtol=1e-12)
 
 
 def test_a_checkpoint_that_saves_reads_does_not_read_again():
