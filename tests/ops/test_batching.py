@@ -10,16 +10,13 @@ import pytest
 from jax import jit
 from jax.extend.core import jaxprs_in_params
 from ops import (
-    BATCH,
     OPS,
     OURS,
     ROW_OPS,
-    SMOOTH_OPS,
     alone_and_together,
     assert_same,
     combinations,
     every,
-    examples,
     loop,
     on_device,
     operand,
@@ -62,30 +59,6 @@ def test_every_combination_of_axes(op):
         assert_same(jax.vmap(ours(op), c)(*on_device(*xs)), loop(by_oracle(op), c)(*xs))
 
 
-@every(OPS.values())
-def test_nested_vmaps(op):
-    """Each way to map the operands, within some other, from alternate ends."""
-    rng = np.random.default_rng(2)
-    outer = combinations(op, (None, 0))
-    pairs = [(a, outer[(n * k + 3) % len(outer)]) for k, a in enumerate(outer) for n in (3, 5, 7)]
-    pairs = [(a, tuple(x if x is None else (0, -1)[k % 2] for k, x in enumerate(b))) for a, b in pairs]
-    if op in ROW_OPS:
-        three = [(0, None, 0, None), (None, -1, 0, -1), (-1, 0, None, None)]
-        pairs.append([a if len(op.operands) == 4 else (a[0], a[1], a[3]) for a in three])
-    given = [operands(op, rng, *levels) for levels in pairs]
-
-    def mapped(f, vmap, levels):
-        for in_axes in reversed(levels):
-            f = vmap(f, in_axes)
-        return f
-
-    f = ours(op, **LIKE_A_CALL[op.name])
-    found = jit(lambda given: [mapped(f, jax.vmap, c)(*xs) for c, xs in zip(pairs, given, strict=True)])(given)
-    expected = [mapped(by_oracle(op), loop, c)(*xs) for c, xs in zip(pairs, given, strict=True)]
-    assert_all_same(found, expected, pairs)
-    assert_same(mapped(ours(op), jax.vmap, pairs[-1])(*on_device(*given[-1])), expected[-1])
-
-
 @pytest.mark.parametrize("out_axes", [1, -1])
 def test_results_go_where_out_axes_says(out_axes):
     rng = np.random.default_rng(4)
@@ -106,52 +79,6 @@ def test_a_batch_of_no_examples():
     assert jax.vmap(ta.ta_read)(buffer, index).shape == (0, 3, 2)
     assert jax.vmap(lambda b, i: ta.ta_write(b, i, 1.0))(buffer, index).shape == (0, 4, 2)
     assert jax.vmap(lambda i: ta.ta_read(buffer.reshape(0, 2), i, mode="drop"))(index).shape == (0, 3, 2)
-
-
-# --- derivatives -----------------------------------------------------------------------------------------------
-
-
-def loss(lib, xp, op, *operands, **options):
-    """A nonlinear scalar of one example."""
-    outs = op(lib, *(xp.sin(x) if k in op.differentiable else x for k, x in enumerate(operands)), **options)
-    total = sum((xp.asarray(np.cos(np.arange(o.size))).reshape(o.shape) * o * o).sum() for o in outs)
-    return total + 0.25 * total**2
-
-
-def replaced(xs, places, by):
-    return [by[places.index(k)] if k in places else x for k, x in enumerate(xs)]
-
-
-@every(SMOOTH_OPS)
-def test_grad_of_vmap_and_vmap_of_grad(op):
-    rng = np.random.default_rng(7)
-    places = op.differentiable
-    cases = [(c, operands(op, rng, c)) for c in alone_and_together(op)]
-    weights = rng.normal(size=BATCH)
-
-    sliced = op.name != "ta_max"  # whose derivative has so many slices that they take seconds
-
-    def grad_of_vmap_and_vmap_of_grad(in_axes, xs):
-        f = functools.partial(loss, OURS, jnp, op, **({} if sliced and None not in in_axes else LIKE_A_CALL[op.name]))
-        total = jax.grad(lambda *xs: (weights * jax.vmap(f, in_axes)(*xs)).sum(), argnums=places)
-        return total(*xs), jax.vmap(jax.grad(f, argnums=places), in_axes)(*xs)
-
-    @jit
-    def derivatives(given):
-        return [grad_of_vmap_and_vmap_of_grad(c, xs) for (c, _), xs in zip(cases, given, strict=True)]
-
-    found = derivatives([list(on_device(*xs)) for _, xs in cases])
-    for (of_sum, of_each), (in_axes, given) in zip(found, cases, strict=True):
-        expected = [
-            oracle.gradient(lambda *by, xs=xs: loss(oracle, np, op, *replaced(xs, places, by)), [xs[k] for k in places])
-            for xs in examples(in_axes, given)
-        ]
-        for n, k in enumerate(places):
-            own = np.stack([e[n] for e in expected])
-            np.testing.assert_allclose(of_each[n], own, rtol=1e-6, atol=1e-7, err_msg=f"vmap of grad, {in_axes}")
-            total = np.einsum("b,b...->b...", weights, own)
-            total = total.sum(0) if in_axes[k] is None else total
-            np.testing.assert_allclose(of_sum[n], total, rtol=1e-6, atol=1e-7, err_msg=f"grad of vmap, {in_axes}")
 
 
 # --- a shared buffer is not broadcast --------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""Where boxes start, with all parameters of a row op that go together: kernels, slices, plain JAX and transposes."""
+"""Where boxes start, with all parameters of a row op that go together: in every lowering, transposed, batched."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -119,3 +121,43 @@ def test_the_transpose_of_a_linear_op_is_its_adjoint_and_has_the_op_as_its_trans
     for case, *pairs in zip(cases, inputs, adjoints, results, cotangents, strict=True):
         x, x_ct, y, y_ct = (np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]) for tree in pairs)
         np.testing.assert_allclose(x @ x_ct, y @ y_ct, rtol=1e-9, atol=1e-9, err_msg=str(case[:2]))
+
+
+def run_one(case, *operands):
+    return run([case], jnp.int32, "ffi")([operands])[0]
+
+
+def of_each(f, levels, operands):
+    """What nested vmaps with these in_axes mean, the outermost first."""
+    if not levels:
+        return f(*operands)
+    axes, *inner = levels
+    each = [[x if a is None else np.take(x, k, a) for x, a in zip(operands, axes, strict=True)] for k in range(3)]
+    return jax.tree.map(lambda *outs: np.stack(outs), *[of_each(f, inner, xs) for xs in each])
+
+
+def batched(rng, operand, axes):
+    """Three examples along each axis that is not None, the innermost last."""
+    for axis in reversed(axes):
+        if axis is not None:
+            others = [rng.permuted(operand, axis=0) if operand.ndim else operand + k for k in range(2)]
+            operand = np.stack([operand, *[x.astype(operand.dtype) for x in others]], axis)
+    return operand
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_batch_of_an_op_is_that_of_each_example(seed):
+    """Under one or two vmaps, in NumPy."""
+    rng = np.random.default_rng(20 + seed)
+    for case in [random_case(rng, False) for _ in range(40)]:
+        levels = []
+        while len(levels) < 1 + seed % 2:
+            axes = [[None, None, 0, -1][k] for k in rng.integers(0, 4, len(case[2]))]
+            levels += [axes] if any(axis is not None for axis in axes) else []
+        operands = [batched(rng, x, axes) for x, axes in zip(case[2], zip(*levels, strict=True), strict=True)]
+        one = mapped = functools.partial(run_one, case)
+        for axes in reversed(levels):
+            mapped = jax.vmap(mapped, axes)
+        found, wanted = library_in_numpy(mapped)(*operands), of_each(library_in_numpy(one), levels, operands)
+        for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_array_equal(x, y, err_msg=f"{case[:2]}, {levels}")
