@@ -194,6 +194,23 @@ def test_a_condition_of_any_kind(name):
         finish(run(x, 5))
 
 
+def test_a_condition_with_effects_is_asked_as_often_as_before():
+    asked = []
+
+    def f(n, most, on_limit):
+        def goes_on(k):
+            jax.debug.callback(lambda k: asked.append(int(k)), k, ordered=True)
+            return k < n
+
+        return while_loop(goes_on, lambda k: k + 1, 0, max_steps=most, on_limit=on_limit)
+
+    for on_limit in ("raise", "stop"):
+        asked.clear()
+        assert jit(f, static_argnums=(1, 2))(3, 4, on_limit) == 3
+        jax.effects_barrier()
+        assert asked == [0, 1, 2, 3]
+
+
 @pytest.mark.slow
 def test_every_carry_knows():
     """A program may use any of them, and JAX drops the others."""

@@ -133,6 +133,25 @@ EFFECTS = {
 }
 
 
+@pytest.mark.slow(but=2)
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_effects_in_the_body_happen_whether_the_result_is_used_or_not(effect, used):
+    calls = []
+
+    def body(c):
+        EFFECTS[effect](lambda i: calls.append(int(i)), c)
+        return c + 1
+
+    def f(x):
+        y = ta.while_loop(lambda c: c < 3, body, x)
+        return y if used else x
+
+    jax.block_until_ready(jax.jit(f)(0))
+    jax.effects_barrier()
+    assert sorted(calls) == [0, 1, 2]
+
+
 #: Every transformation with every effect and with every bound.
 ASKED = [
     (transform, max_steps, effect)

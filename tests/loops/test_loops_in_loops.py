@@ -289,7 +289,7 @@ AXES = [axes for axes in itertools.product((0, 1, 2, None), (0, 1, 2, None), (0,
         ("grad(vmap)", (2, None, 0), ("scan of JAX", "scan in reverse"), ("tape", "undo"), "branches"),
         ("jvp(vmap)", (1, 2, None), ("fori_loop", "scan"), (Checkpoint(1), "undo"), "reads all"),
         ("grad(vmap(grad))", (0, None, 0), ("while_loop", "scan"), ("undo", Checkpoint(2)), "rules"),
-        ("grad(vmap)", (0, None, 0), ("while_loop", "scan in reverse"), ON_HOST, "reads all"),
+        ("grad(vmap(grad))", (0, None, 0), ("while_loop", "scan in reverse"), ON_HOST, "swaps"),
     ],
 )
 def test_loops_in_loops_are_batched_and_differentiated(way, axes, kinds, kept, body):

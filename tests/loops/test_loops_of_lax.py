@@ -102,6 +102,18 @@ def test_vmap_promotes_nothing():
         assert found.tolist() == limits.tolist()
 
 
+def test_named_axes_where_no_operand_is_batched():
+    def f(by):
+        return [
+            by.while_loop(lambda k: k < lax.axis_index("i"), lambda k: k + 1, 0),
+            by.while_loop(lambda k: k < lax.psum(1, "i"), lambda k: k + 1, 0),
+            by.while_loop(less(3), lambda c: (c[0] + 1, lax.psum(c[1], "i")), (0, lax.axis_index("i"))),
+        ]
+
+    wanted, found = (jit(jax.vmap(lambda _, by=by: f(by), axis_name="i"))(jnp.arange(4)) for by in (LAX, OURS))
+    assert jax.tree.map(described, found) == jax.tree.map(described, wanted)
+
+
 # --- bounds and other arguments --------------------------------------------------------------------------------
 
 BOUNDS = [

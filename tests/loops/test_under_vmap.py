@@ -211,6 +211,19 @@ def test_an_example_that_has_ended_keeps_buffers_that_a_scan_exchanges(loop):
     jax.tree.map(lambda found, *each: np.testing.assert_array_equal(found, each), jax.vmap(f)(ns, xs), *of_each)
 
 
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("mode", [None, "error"])
+def test_a_branch_that_is_not_taken_does_not_raise(mode):
+    def f(p, i):
+        return lax.cond(p, lambda: ta.ta_read(jnp.arange(3.0), i, mode=mode), lambda: -1.0)
+
+    found = jax.vmap(f)(jnp.array([True, False]), jnp.array([2, 7]))
+    np.testing.assert_array_equal(found, [2.0, -1.0])
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="ta_read: index 7 is out of range"):
+        jax.block_until_ready(jax.vmap(f)(jnp.array([True, True]), jnp.array([2, 7])))
+        ta.check_errors()
+
+
 #: Functions of where to begin and to end, which read and write rows until then.
 WRITERS = {
     "while": lambda loop, i, n: loop(
