@@ -38,9 +38,7 @@ def raise_at_end(jaxpr: Any, shardings: Sequence[Any] | None, outside: Any) -> A
     """
     program, places = Scope(jaxpr), Places(outside)
     everything = list(_everything(program))
-    results = [
-        v for v in dict.fromkeys(_variables(program.jaxpr.outvars)) if program.maker(v) and _can_be_fenced(v)
-    ]
+    results = [v for v in dict.fromkeys(_variables(program.jaxpr.outvars)) if program.maker(v) and _can_be_fenced(v)]
     raising = any(is_strict(eqn) for _, eqn in everything)
     if not raising or not results or any(_may_never_end(scope, eqn) for scope, eqn in everything):
         return jaxpr
