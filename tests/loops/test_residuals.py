@@ -101,6 +101,31 @@ def test_a_loop_that_a_step_runs_backwards_is_undone_forwards():
     np.testing.assert_allclose(jit(jax.grad(loss))(b), expected, rtol=1e-4)
 
 
+def test_the_loop_of_a_gradient_is_undone_when_it_is_differentiated():
+    """Its cotangent of the buffer is updated by rows, and its derivative reads all of each version."""
+    start = jnp.cos(jnp.arange(2000.0))
+
+    def by_loop(u, y):
+        def step(state):
+            k, b, y = state
+            return k + 1, ta_write(b + u * y, k, y), jnp.sin(y) + 0.5
+
+        return while_loop(lambda state: state[0] < 4, step, (0, start, y), max_steps=4)[1]
+
+    def unrolled(u, y):
+        b = start
+        for k in range(4):
+            b, y = (b + u * y).at[k].set(y), jnp.sin(y) + 0.5
+        return b
+
+    def second(f):
+        gradient = jax.grad(lambda u, y: jnp.sum(jnp.sin(f(u, y))))
+        return jit(jax.grad(lambda u, y: jnp.sum(gradient(u, y) * start), (0, 1)))(jnp.linspace(0.1, 1.0, 2000), 0.3)
+
+    for found, expected in zip(second(by_loop), second(unrolled), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def rotated(x, w, back, n=5, check=False):
     """A leapfrog: each half is updated from the other."""
 
