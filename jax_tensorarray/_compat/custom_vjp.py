@@ -25,16 +25,16 @@ class CustomVJPRules:
 
     def forward(self, primals: Sequence[Array], has_tangent: Sequence[bool]) -> tuple[list[Array], list[Array]]:
         """Return the results and the residuals for `backward`."""
-        found = list(self._forward.call_wrapped(*itertools.chain(*zip(primals, has_tangent, strict=True))))
+        results = list(self._forward.call_wrapped(*itertools.chain(*zip(primals, has_tangent, strict=True))))
         _, tree, passed_on = self._trees()
         num_made = tree.num_leaves - sum(k is not None for k in passed_on)
-        made, outs = iter(found[:num_made]), found[num_made:]
+        made, outs = iter(results[:num_made]), results[num_made:]
         return outs, [next(made) if k is None else primals[k] for k in passed_on]
 
     def backward(self, kept: Sequence[Array], cts: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return the cotangents of the operands, and what the rule logs. Some of the cotangents are symbolic zeros."""
-        found = self._backward.call_wrapped(*kept, *cts)
-        cts, log = found if isinstance(found, tuple) else (found, None)  # from 0.11 on a log follows them
+        results = self._backward.call_wrapped(*kept, *cts)
+        cts, log = results if isinstance(results, tuple) else (results, None)  # from 0.11 on a log follows them
         return list(cts), log
 
 

@@ -149,10 +149,10 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
     def accumulated(jaxpr: Jaxpr) -> frozenset[int]:
         """Return the positions of the inputs into whose cotangent an accumulating primitive adds in place."""
         position = {id(v): k for k, v in enumerate(jaxpr.invars)}
-        found = {position.get(id(eqn.invars[0])) for eqn in jaxpr.eqns if eqn.primitive in _accumulating}
+        positions = {position.get(id(eqn.invars[0])) for eqn in jaxpr.eqns if eqn.primitive in _accumulating}
         for eqn in (eqn for eqn in jaxpr.eqns if stands_for(eqn.primitive) in installed):
-            found |= {position.get(id(eqn.invars[k])) for k in read_by(stands_for(eqn.primitive), eqn.params)}
-        return frozenset(found - {None})  # type: ignore[arg-type]
+            positions |= {position.get(id(eqn.invars[k])) for k in read_by(stands_for(eqn.primitive), eqn.params)}
+        return frozenset(positions - {None})  # type: ignore[arg-type]
 
     accumulated_inputs = weakref_lru_cache(accumulated)
     # The transposed bodies are cached by jaxpr identity, so a changed jaxpr must be the same object each time.

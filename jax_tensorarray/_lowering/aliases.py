@@ -18,8 +18,8 @@ def aliased(eqn: Equation) -> Sequence[tuple[int, int]]:
     `jax.ffi` and Pallas have a parameter that says so. The lowering rule of another primitive may make such a call,
     too. So the primitive is lowered once for each type of its operands.
     """
-    if (found := eqn.params.get("input_output_aliases")) is not None:
-        return [*found.items()] if isinstance(found, dict) else list(found)
+    if (pairs := eqn.params.get("input_output_aliases")) is not None:
+        return [*pairs.items()] if isinstance(pairs, dict) else list(pairs)
     if _is_of_jax(eqn) or jaxprs.is_of_ours(eqn) or eqn.effects:
         return ()
     if any(True for _ in jaxprs.jaxprs_in(eqn.params)) or _compat.traced_lowering(eqn.primitive) is not None:

@@ -161,7 +161,7 @@ class OrderNeeds:
         """
         home = home_of(scope, buffer)
         starts = [v for v in scope.jaxpr.invars if home_of(scope, v) == home] if buffer in scope.numbers else [buffer]
-        stack, found = list(starts), set()
+        stack, seen = list(starts), set()
         while stack:
             value = stack.pop()
             for use in scope.uses.of(value) if value is not first else ():
@@ -170,9 +170,9 @@ class OrderNeeds:
                     return False  # it leaves the jaxpr
                 if value not in starts and _is_checked(scope, use):
                     return False  # it is recorded whether this index is in range
-                if eqn is update or id(eqn) in found:
+                if eqn is update or id(eqn) in seen:
                     continue
-                found.add(id(eqn))
+                seen.add(id(eqn))
                 is_once = eqn.primitive.name in self.made_once and not _is_sum_of_few(scope, eqn)
                 if is_once and self._reaches(scope, eqn, update):
                     continue
@@ -188,14 +188,14 @@ class OrderNeeds:
 
     def _reaches(self, scope: Scope, eqn: Equation, update: Equation) -> bool:
         """Return whether `update` is made of a result of `eqn`."""
-        stack, found = [eqn], {id(eqn)}
+        stack, seen = [eqn], {id(eqn)}
         while stack:
             for result in stack.pop().outvars:
                 for use in scope.uses.of(result):
                     if use.eqn is update:
                         return True
-                    if use.eqn is not None and id(use.eqn) not in found:
-                        found.add(id(use.eqn))
+                    if use.eqn is not None and id(use.eqn) not in seen:
+                        seen.add(id(use.eqn))
                         stack.append(use.eqn)
         return False
 

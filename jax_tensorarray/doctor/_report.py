@@ -191,12 +191,12 @@ def _worth_listing(report: Programs) -> list[_Listed]:
     """
     least, seen, listed = _least_cost(report), set[Any](), []
     for case in report.cases:
-        new = [found for found in _found(case) if _key(found) not in seen]
+        new = [finding for finding in _found(case) if _key(finding) not in seen]
         copies = [copy for copy in new if isinstance(copy, LoopCopy) and cost(copy) >= least]
         arguments = [copy for copy in new if isinstance(copy, ArgumentCopy)]
-        loops = [found for found in new if isinstance(found, SourceLine)]
+        loops = [finding for finding in new if isinstance(finding, SourceLine)]
         shown: list[_Found] = [*copies, *arguments, *loops]
-        seen |= {_key(found) for found in shown if found.file}
+        seen |= {_key(finding) for finding in shown if finding.file}
         listed += [_Listed(case, copies, arguments)] if shown else []
     return listed
 
