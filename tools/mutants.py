@@ -582,6 +582,41 @@ MUTANTS = {
         ),
         files=("ops/test_index_errors.py",),
     ),
+    # Effects, batches, transposes, tapes on the host.
+    "the effects of a bounded loop are forgotten": Mutant(
+        (
+            (
+                "_loops/while_.py",
+                "*([steps] if options.counts else [])], {*cond.effects, *body.effects}",
+                "*([steps] if options.counts else [])], set()",
+            ),
+        ),
+        files=("loops/test_loops_beside_jax.py",),
+    ),
+    "rows of a shared buffer come by the first axis in a batch of batches": Mutant(
+        (("_ops/read.py", 'at = params["batch_dims"]\n', "at = 0\n"),),
+        files=("ops/test_starts.py",),
+    ),
+    "a masked row that is not read gets a cotangent": Mutant(
+        (
+            (
+                "_ops/read.py",
+                "return ta_add_p.bind(running, index, ct, *where, **params)",
+                "return ta_add_p.bind(running, index, ct, **params)",
+            ),
+        ),
+        files=("ops/test_starts.py",),
+    ),
+    "the tangent of a row on the host is that of the first row": Mutant(
+        (
+            (
+                "_loops/host.py",
+                "return out, ta_host_read(tangents[0], step, **params)",
+                "return out, ta_host_read(tangents[0], step * 0, **params)",
+            ),
+        ),
+        files=("loops/test_loops_in_loops.py",),
+    ),
 }
 
 
