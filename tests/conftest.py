@@ -108,14 +108,14 @@ def pytest_collection_modifyitems(config, items):
         return
     named = {Path(arg.split("::")[0]).resolve() for arg in config.args}
     number, count = option.slow or (-1, 1)
-    slow = set() if option.markexpr or option.keyword else slow_ones(items)
+    nightly = {item for item in items if item.get_closest_marker("nightly")}
+    others = [item for item in items if item not in nightly]
+    slow = set() if option.markexpr or option.keyword else slow_ones(others)
 
     def is_asked_for(item):
         return item.path in named or by_hash(item) % count == number
 
-    left_out = [
-        item.get_closest_marker("nightly") is not None or (item in slow and not is_asked_for(item)) for item in items
-    ]
+    left_out = [item in nightly or (item in slow and not is_asked_for(item)) for item in items]
     config.hook.pytest_deselected(items=list(itertools.compress(items, left_out)))
     items[:] = [item for item, is_out in zip(items, left_out, strict=True) if not is_out]
 

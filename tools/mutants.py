@@ -325,6 +325,27 @@ MUTANTS = {
         ("plain",),
         files=("in_place/test_in_place_transform.py",),
     ),
+    # States that start again.
+    "the examples that go on start again": Mutant(
+        (
+            (
+                "_in_place/selects.py",
+                "for buffer, other, active in ((no, yes, predicate), (yes, no, predicate.inverted())):",
+                "for buffer, other, active in ((no, yes, predicate.inverted()), (yes, no, predicate)):",
+            ),
+        ),
+        files=(f"{CATALOGUE} -k starting_again",),
+    ),
+    "a buffer is emptied for the examples that keep it": Mutant(
+        (
+            (
+                "_in_place/selects.py",
+                "_written_over(buffer, other, active.inverted()) if is_kept",
+                "_written_over(buffer, other, active) if is_kept",
+            ),
+        ),
+        files=(f"{CATALOGUE} -k starting_again",),
+    ),
     # Indices that are computed again.
     "equations of other operands make the same index": Mutant(
         (

@@ -99,9 +99,9 @@ def chain(seed):
 
 
 @pytest.mark.slow(but=1)
-@pytest.mark.parametrize("block", range(20))
+@pytest.mark.parametrize("block", range(60))
 def test_a_chain_of_views_is_one_map(block):
-    for seed in range(30 * block, 30 * block + 30):
+    for seed in range(10 * block, 10 * block + 10):
         _, m, buffer, seen = chain(seed)
         assert m.shape == seen.shape
         np.testing.assert_array_equal(access.view_of(m, Value(jnp.asarray(buffer))), seen, err_msg=str(seed))
@@ -141,10 +141,10 @@ def boxes(view, axis, sizes, at, mode):
 
 
 @pytest.mark.slow(but=1)
-@pytest.mark.parametrize("block", range(24))
+@pytest.mark.parametrize("block", range(48))
 def test_a_row_op_on_a_view_is_one_on_the_buffer(block):
     done = 0
-    for seed in range(20 * block, 20 * block + 20):
+    for seed in range(10 * block, 10 * block + 10):
         rnd, m, buffer, seen = chain(seed)
         axis = rnd.randrange(seen.ndim)
         count = min(rnd.choice([1, 1, 2]), seen.ndim - axis)
@@ -195,7 +195,7 @@ def test_a_row_op_on_a_view_is_one_on_the_buffer(block):
             np.testing.assert_array_equal(got[1], want, err_msg=str(seed))
             outside = np.setdiff1d(buffer, seen)
             np.testing.assert_array_equal(np.asarray(got[0]).ravel()[outside], outside, err_msg=str(seed))
-    assert done > 12
+    assert done > 4
 
 
 @pytest.mark.parametrize("window", [(), (2,)])

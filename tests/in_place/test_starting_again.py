@@ -1,4 +1,4 @@
-"""`jnp.where(done, first, state)` in every step copies nothing but the examples that are done."""
+"""What starts again with a world that the step makes, buffers that are emptied, and versions that are used."""
 
 import functools
 
@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from catalogue.loop import EXAMPLES, ORDERS, arguments
+from catalogue.starting_again import FIRST, LOOPS, SIZE, STEPS, emptied
 from in_numpy import in_numpy
 from in_place import assert_linear_time, compiled
 from jax import lax
@@ -16,62 +18,6 @@ from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._jaxprs import jaxprs
 
 pytestmark = pytest.mark.slow
-
-STEPS, ROWS, SIZE, EXAMPLES = 40, 128, 16, 5
-X = np.linspace(-1, 1, EXAMPLES * SIZE).reshape(EXAMPLES, SIZE)
-FIRST = np.linspace(-1, 1, ROWS * SIZE).reshape(ROWS, SIZE)
-
-
-def episodes(x, first, *, early=False, alive=False):
-    """Write a row after the other, until one is large."""
-
-    def again(done, state):
-        return jnp.where(~done, state, first) if alive else jnp.where(done, first, state)
-
-    def step(carry, _):
-        state, n, x, done = carry
-        if early:
-            state = again(done, state)
-        x = jnp.sin(3 * x + state[n // 2])
-        state, done = state.at[n].set(x), x[0] > 0.9
-        if not early:
-            state = again(done, state)
-        return (state, jnp.where(done, 0, n + 1), x, done), done
-
-    (state, *_), dones = lax.scan(step, (first, 0, x, False), None, length=STEPS)
-    return jnp.sum(jnp.sin(state)), (state, dones)
-
-
-@pytest.mark.parametrize(
-    ("options", "shared"), [({}, False), ({"early": True}, True), ({"alive": True}, True)], ids=str
-)
-def test_examples_that_start_again(options, shared):
-    def f(x, first):
-        return episodes(x, first, **options)
-
-    def gradient(x, first):
-        return jax.grad(f, has_aux=True)(x, first)
-
-    def of_both(x, first):
-        return jax.grad(f, (0, 1), has_aux=True)(x, first)
-
-    axis, first = (None, FIRST) if shared else (0, np.stack([FIRST * k for k in range(1, EXAMPLES + 1)]))
-    one, many, batched = (X[2], FIRST), (X, first), functools.partial(jax.vmap, in_axes=(0, axis))
-    plain = {"one": f, "many": batched(f), "gradient": gradient, "gradients": batched(gradient), "both": of_both}
-    want = {name: in_numpy(g)(*(many if name in ("many", "gradients") else one)) for name, g in plain.items()}
-    assert np.any(want["one"][1][1])
-    for name, ours, args in (
-        ("one", in_place(f), one),
-        ("many", batched(in_place(f)), many),
-        ("many", in_place(batched(f)), many),
-        ("gradient", jax.grad(in_place(f), has_aux=True), one),
-        ("gradients", in_place(batched(gradient)), many),
-        ("both", in_place(of_both), one),  # that by `first` is an array of its size in each step
-    ):
-        got = compiled(ours, *args)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), got(*args), want[name])
-        copies = hlo_text.copies_in_loops(got.as_text(), FIRST.nbytes * (EXAMPLES if args is many else 1))
-        assert name == "both" or not copies, copies
 
 
 @pytest.mark.parametrize(("is_integer", "stops"), [(False, False), (True, True)])
@@ -114,56 +60,18 @@ def test_what_is_made_in_the_step_is_copied_where_an_example_starts_again(is_int
             np.testing.assert_allclose(jax.jit(gradient)(0.3), want, rtol=1e-9)
 
 
-def emptied(start, noise, *, is_register):
-    """Write a row in every step, and zeros over all rows if the row is large."""
-
-    def step(carry, of):
-        x, rows = carry
-        t, e = of
-        x = 0.9 * x + 0.1 * jnp.tanh(rows[-1] + rows[-3]) + e
-        rows = jnp.concatenate([rows[1:], x[None]]) if is_register else rows.at[t % len(rows)].set(x)
-        done = x[0] > 1.2
-        return (x, jnp.where(done, jnp.zeros_like(rows), rows)), (x, done)
-
-    (_, rows), (xs, dones) = lax.scan(step, (jnp.zeros(SIZE, start.dtype), start), (jnp.arange(len(noise)), noise))
-    return jnp.sum(jnp.sin(xs)) + jnp.sum(jnp.cos(rows)), dones
-
-
 def selects(buffer, eqn):
     """Return whether an equation selects all elements of a buffer."""
     return eqn.primitive.name == "select_n" and eqn.outvars[0].aval.shape == buffer.shape
 
 
-def noise(steps):
-    """Return noise that makes each example empty its buffer now and then."""
-    return np.random.default_rng(0).normal(0, 0.4, (EXAMPLES, steps, SIZE))
-
-
-@pytest.mark.parametrize("is_register", [True, False])
-def test_a_buffer_that_is_emptied(is_register):
-    f = functools.partial(emptied, is_register=is_register)
-    many = np.stack([FIRST * k for k in range(1, EXAMPLES + 1)]), noise(STEPS)
-    one = tuple(x[2] for x in many)
-
-    def gradient(start, noise, of=f):
-        return jax.grad(of, (0, 1), has_aux=True)(start, noise)
-
-    plain = {"one": f, "many": jax.vmap(f), "gradient": gradient, "gradients": jax.vmap(gradient)}
-    want = {name: in_numpy(g)(*(many if name in ("many", "gradients") else one)) for name, g in plain.items()}
-    assert 0 < np.sum(want["many"][1]) < want["many"][1].size
-    for name, ours, args in (
-        ("one", in_place(f), one),
-        ("many", jax.vmap(in_place(f)), many),
-        ("many", in_place(jax.vmap(f)), many),
-        ("gradient", functools.partial(gradient, of=in_place(f)), one),
-        ("gradient", in_place(gradient), one),
-        ("gradients", jax.vmap(functools.partial(gradient, of=in_place(f))), many),
-        ("gradients", in_place(jax.vmap(gradient)), many),
-    ):
-        got = compiled(ours, *args)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), got(*args), want[name])
-        assert not hlo_text.copies_in_loops(got.as_text(), args[0].nbytes)
-        assert not jaxprs.any_equation(jax.make_jaxpr(ours)(*args), functools.partial(selects, args[0]))
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ["an emptied register", "an emptied buffer"])
+def test_no_step_selects_a_buffer_that_is_emptied(name, order):
+    loop = LOOPS[name]
+    args = arguments(loop, order)
+    jaxpr = jax.make_jaxpr(ORDERS[order](loop.f, in_place, loop.by))(*args)
+    assert not jaxprs.any_equation(jaxpr, functools.partial(selects, args[0]))
 
 
 @pytest.mark.skipif(not barriers_hold("cpu"), reason="XLA then calls each branch on its own")

@@ -16,6 +16,7 @@ from . import (
     reported,
     rows_of_rows,
     stacks,
+    starting_again,
     twins,
     views,
 )
@@ -33,6 +34,7 @@ FAMILIES = (
     reported,
     rows_of_rows,
     stacks,
+    starting_again,
     twins,
     views,
 )

@@ -135,14 +135,15 @@ WHOLE = {
 }
 
 
-def _loop(f, number):
-    orders, whole = list(ORDERS), dict(zip(ORDERS, WHOLE[f.__name__], strict=True))
+def _loop(f, orders):
+    whole = dict(zip(ORDERS, WHOLE[f.__name__], strict=True))
     buffer = jax.ShapeDtypeStruct((ROWS, SIZE), float)
-    return Loop(f, (X,), buffer, (*orders[number:], *orders[:number]), whole=whole, is_for_barriers=True)
+    return Loop(f, (X,), buffer, orders, whole=whole, is_for_barriers=True)
 
 
+KINDS = {"values": [*ORDERS][:3], "gradients": [*ORDERS][3:5], "gradients of a batch": [*ORDERS][5:]}
 LOOPS = {
-    f"{f.__name__}, {number}": _loop(f, number)
+    f"{f.__name__}, {kind}": _loop(f, tuple(orders))
     for f in (in_a_branch, twice_in_the_carry, moved_by_a_row)
-    for number in (0, 2, 4)
+    for kind, orders in KINDS.items()
 }

@@ -82,3 +82,5 @@ def loop(step):
 
 
 LOOPS = {name: loop(step) for name, step in STEPS_OF_ROWS.items()}
+# A branch that is batched inside of `in_place` selects a row of all examples.
+LOOPS["a branch"] = LOOPS["a branch"]._replace(whole={"in_place(vmap)": 1})
