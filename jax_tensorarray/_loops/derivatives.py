@@ -41,7 +41,7 @@ from jax_tensorarray._loops.while_ import (
     taped,
 )
 from jax_tensorarray._ops.primitive import is_zero, zero_tangent
-from jax_tensorarray._types import bytes_of
+from jax_tensorarray._types import Equation, bytes_of
 
 Array = jax.Array
 
@@ -228,7 +228,14 @@ def _transpose_of_count(cts: Sequence[Any], options: WhileOptions, operands: Seq
     _, linear_consts, linear_carry = options.split([ad.is_undefined_primal(x) for x in operands])
     linear, known = partition(consts, linear_consts)
     types = [x.aval for x in linear]
-    call, m = jaxprs.function(body), len(linear)
+    m = len(linear)
+
+    def equation(eqn: Equation, operands: list[Array]) -> Sequence[Array]:
+        # JAX guards the operands of a batched conditional so, and does not transpose it. In a linear step, it is `x`.
+        return operands if eqn.primitive.name == "stop_gradient" else jaxprs.bind(eqn, operands)
+
+    def call(*args: Array) -> list[Array]:
+        return jaxprs.interpret(body, args, equation)
 
     def step(k: Array, *rest: Array) -> list[Array]:
         known_here, ct = rest[: len(known)], rest[len(known) :]

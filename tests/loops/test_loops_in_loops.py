@@ -273,8 +273,6 @@ def assert_same(ours, plain):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9), ours, plain)
 
 
-IS_OLD = jax.__version_info__ < (0, 12)
-GUARDED = "JAX before 0.12 guards the operands of a batched conditional by stop_gradient, which it does not transpose"
 KINDS = ["scan", "scan of JAX", "scan in reverse", "scan in a cond", "scan in a checkpoint", "fori_loop", "while_loop"]
 ON_HOST = Tape(offload=True), Recompute(offload=True)
 KEPT = ["tape", "undo", "recompute", "auto", Checkpoint(1), Checkpoint(2), Checkpoint(3), *ON_HOST]
@@ -290,11 +288,7 @@ AXES = [axes for axes in itertools.product((0, 1, 2, None), (0, 1, 2, None), (0,
         ("jacfwd", (), ("fori_loop", "scan"), (Checkpoint(3), Checkpoint(1)), "swaps"),
         ("grad(vmap)", (2, None, 0), ("scan of JAX", "scan in reverse"), ("tape", "undo"), "branches"),
         ("jvp(vmap)", (1, 2, None), ("fori_loop", "scan"), (Checkpoint(1), "undo"), "reads all"),
-        pytest.param(
-            *("grad(vmap(grad))", (0, None, 0), ("while_loop", "scan"), ("undo", Checkpoint(2)), "rules"),
-            marks=pytest.mark.skipif(IS_OLD, reason=GUARDED),
-        ),
-        ("grad(vmap)", (0, None, 0), ("while_loop", "scan"), ("undo", Checkpoint(2)), "rules"),
+        ("grad(vmap(grad))", (0, None, 0), ("while_loop", "scan"), ("undo", Checkpoint(2)), "rules"),
         ("grad(vmap(grad))", (0, None, 0), ("while_loop", "scan in reverse"), ON_HOST, "swaps"),
     ],
 )
@@ -306,8 +300,7 @@ def test_loops_in_loops_are_batched_and_differentiated(way, axes, kinds, kept, b
 def programs(draw):
     body, way, axes = (draw(st.sampled_from(xs)) for xs in ([*BODIES, "inverse"], list(WAYS), AXES))
     if body == "rules":
-        ways = [way for way in WAYS if "grad" in way or way == "jacrev"]
-        way = draw(st.sampled_from([way for way in ways if not IS_OLD or way != "grad(vmap(grad))"]))
+        way = draw(st.sampled_from([way for way in WAYS if "grad" in way or way == "jacrev"]))
     most = 2 if way.count("grad") + 2 * way.count("hessian") > 1 else 3  # a derivative of a derivative takes long
     kinds = draw(st.lists(st.sampled_from(KINDS), min_size=2, max_size=most))
     kept = [draw(st.sampled_from(KEPT)) for _ in kinds]
