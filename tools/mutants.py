@@ -608,8 +608,8 @@ MUTANTS = {
         (
             (
                 "_loops/while_.py",
-                "*([steps] if options.counts else [])], {*cond.effects, *body.effects}",
-                "*([steps] if options.counts else [])], set()",
+                "*([steps] if options.returns_steps else [])], _effects(cond, body)",
+                "*([steps] if options.returns_steps else [])], set()",
             ),
         ),
         files=("loops/test_loops_beside_jax.py",),
