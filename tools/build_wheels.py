@@ -40,7 +40,8 @@ TESTS = ["package/test_plugin.py", *(f"ops/test_{name}.py" for name in ("primiti
 KINDS = ["cp311", "abi3"]
 
 CPU, CUDA = "jax_tensorarray", "jax_tensorarray_cuda13"
-SIZE_LIMITS = {CPU: 1_000_000, CUDA: 6_500_000, "sdist": 3_000_000}
+#: In bytes. Of the wheel for CPUs the kernels take 0.38 MB, and the Python code takes 0.54 MB.
+SIZE_LIMITS = {CPU: 1_100_000, CUDA: 6_500_000, "sdist": 3_000_000}
 
 
 class Failure(Exception):
