@@ -35,8 +35,9 @@ SLOWER = {
 }
 #: Of these XLA makes a few small operations more, which take no longer: "quicksort" has masks for the loops inside.
 FEW_MORE = {"union_find": 1.4, "quicksort": 1.1, "many_rows": 1.2}
-#: Where no barrier holds, a branch puts a read before an update.
-WITH_BRANCHES = 3.0
+#: Where no barrier holds, a branch puts a read before an update. "union_find" has 53 operations instead of 17 then, and
+#: takes 1.75 times as long (`benchmarks/results/harm.md`, jax 0.10.2).
+WITH_BRANCHES = 3.2
 
 pytestmark = pytest.mark.usefixtures("in_single_precision")
 
