@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
+from jax.extend.core import Literal
 from jax.interpreters import ad
 
 from jax_tensorarray import _compat, _gates
@@ -228,14 +229,7 @@ def _transpose_of_count(cts: Sequence[Any], options: WhileOptions, operands: Seq
     _, linear_consts, linear_carry = options.split([ad.is_undefined_primal(x) for x in operands])
     linear, known = partition(consts, linear_consts)
     types = [x.aval for x in linear]
-    m = len(linear)
-
-    def equation(eqn: Equation, operands: list[Array]) -> Sequence[Array]:
-        # JAX guards the operands of a batched conditional so, and does not transpose it. In a linear step, it is `x`.
-        return operands if eqn.primitive.name == "stop_gradient" else jaxprs.bind(eqn, operands)
-
-    def call(*args: Array) -> list[Array]:
-        return jaxprs.interpret(body, args, equation)
+    call, m = _without_guards(body, [False, *linear_consts, *[True] * len(body.out_avals)]), len(linear)
 
     def step(k: Array, *rest: Array) -> list[Array]:
         known_here, ct = rest[: len(known)], rest[len(known) :]
@@ -253,6 +247,25 @@ def _transpose_of_count(cts: Sequence[Any], options: WhileOptions, operands: Seq
     outs = count(steps, known, start, body=transposed, max_steps=options.room, reverse=not options.reverse)
     carry_cts = [ct if is_linear else None for ct, is_linear in zip(outs[m:], linear_carry, strict=False)]  # not tapes
     return [None, *merge(outs[:m], linear_consts, [None] * len(consts)), *carry_cts]
+
+
+def _without_guards(body: Any, linear: Sequence[bool]) -> Callable[..., list[Array]]:
+    """Return a step as a function without `stop_gradient`s of values that depend on its linear inputs.
+
+    JAX makes them of the operands of a batched conditional, and does not transpose them. To a linear function they are
+    identities. Others stay: a derivative of the transpose heeds them.
+    """
+    inner = _compat.opened(body)
+    dependent = set(flagged(inner.invars, linear))
+    for eqn in inner.eqns:
+        if any(not isinstance(v, Literal) and v in dependent for v in eqn.invars):
+            dependent.update(eqn.outvars)
+
+    def equation(eqn: Equation, operands: list[Array]) -> Sequence[Array]:
+        is_guard = eqn.primitive.name == "stop_gradient" and eqn.outvars[0] in dependent
+        return operands if is_guard else jaxprs.bind(eqn, operands)
+
+    return lambda *args: jaxprs.interpret(body, args, equation)
 
 
 rules.differentiate(ta_while_p, pruned_for, _jvp, _transpose)
