@@ -16,8 +16,8 @@ The pass runs only before jaxlib 0.12, where it is worth its code. It changes 12
 `benchmarks.harm`. Without it, 11 of these touch whole buffers 2 to 18 times per step, and nine take 2.6 to 43 times as
 long as with it, about as long as in plain JAX (jax 0.10.2, 29 November 2026, buffers of 4 and 16 KB). On 0.12, none of
 43 random conditionals in loops has one copy more without the pass, and a chain takes longer: 1.2 times for the gradient
-of a switch of three branches. Of the programs of `benchmarks`, `nelder_mead` alone has more copies without the pass on
-0.12: four of 4 KB per step, as in plain JAX, instead of two. It takes 1.04 times as long as in plain JAX.
+of a switch of three branches. One program of `benchmarks` has more copies on 0.12 without the pass: `nelder_mead` makes
+four of 4 KB per step, as in plain JAX, instead of two. It takes 1.04 times as long as in plain JAX.
 
 No conditional keeps an operand that none of its branches uses. The next pass, `ordering`, would take the conditional
 for a reader of such a buffer.

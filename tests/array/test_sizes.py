@@ -130,7 +130,7 @@ def as_counted(s):
     return s._replace(method=s.method if s.method == "pop" else "append", at=(), where=None) if isinstance(s, Op) else s
 
 
-#: Of which each operation adds or takes one row, which says how many there may be.
+#: Each operation adds or takes one row, so the number of operations bounds the number of rows.
 COUNTED = HISTORIES.map(
     lambda program: program._replace(
         statements=tuple(

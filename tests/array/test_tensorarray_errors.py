@@ -1,4 +1,4 @@
-"""What the class refuses, and what it says then. Errors of TensorFlow's own tests have TensorFlow's words."""
+"""`TensorArray` refuses wrong arguments and names them. For errors in TensorFlow's own tests it uses their words."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What is no row that is put back, and numbers of rows that examples share."""
+"""`in_place` leaves an update alone if it puts no row back. Examples may share the numbers of rows."""
 
 import jax
 import jax.numpy as jnp

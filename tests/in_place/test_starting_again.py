@@ -1,4 +1,4 @@
-"""What starts again with a world that the step makes, buffers that are emptied, and versions that are used."""
+"""Examples start again from a world that the step makes. Buffers are emptied, and old versions are read."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What looks like one buffer in several places, and is not; twins in a `while_loop`."""
+"""Carries that only look equal stay apart. A `while_loop` carries equal buffers once."""
 
 import functools
 

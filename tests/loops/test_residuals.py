@@ -1,6 +1,6 @@
-"""What each way to keep residuals stores, and chooses; where it could go wrong, its derivatives.
+"""Each way to keep residuals stores what it says, chooses well, and is right in hard cases.
 
-Its derivatives in general: `test_loops_in_loops.py`."""
+`test_loops_in_loops.py` has its derivatives in general."""
 
 import dataclasses
 import functools

@@ -128,7 +128,7 @@ def run_one(case, *operands):
 
 
 def of_each(f, levels, operands):
-    """What nested vmaps with these in_axes mean, the outermost first."""
+    """Compute in NumPy what nested vmaps with these in_axes do, the outermost first."""
     if not levels:
         return f(*operands)
     axes, *inner = levels

@@ -4,42 +4,14 @@
 add it to a family. A file of `tests/in_place` has what the family leaves as it is.
 """
 
-from . import (
-    boxes,
-    histories,
-    layouts,
-    masks,
-    page,
-    parts,
-    plain_loops,
-    registers,
-    reported,
-    rows_of_rows,
-    stacks,
-    starting_again,
-    twins,
-    views,
-)
+import pkgutil
+from importlib import import_module
+
 from .loop import Loop
 
-FAMILIES = (
-    boxes,
-    histories,
-    layouts,
-    masks,
-    page,
-    parts,
-    plain_loops,
-    registers,
-    reported,
-    rows_of_rows,
-    stacks,
-    starting_again,
-    twins,
-    views,
-)
+FAMILIES = [module.name for module in pkgutil.iter_modules(__path__) if module.name != "loop"]
 
 #: Family and name -> a program.
 LOOPS: dict[tuple[str, str], Loop] = {
-    (family.__name__.rpartition(".")[2], name): loop for family in FAMILIES for name, loop in family.LOOPS.items()
+    (family, name): loop for family in FAMILIES for name, loop in import_module(f"{__name__}.{family}").LOOPS.items()
 }
