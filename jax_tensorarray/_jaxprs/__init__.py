@@ -1,7 +1,7 @@
 """Walk and rewrite jaxprs.
 
-`jaxprs` has what every walk needs, `uses` the use-def chains, and `kinds` what the primitives of JAX do. `registry`
-says what each primitive that runs jaxprs does with its operands and results, and how its equation is rebuilt around
-other jaxprs: support for a new primitive begins with an entry there. `foreign` does so for primitives of other
-libraries, whose jaxprs appear only when they are lowered. `refs` turns the refs in a jaxpr into arrays.
+`jaxprs` has the helpers of every walk, `uses` the use-def chains, and `kinds` a table of JAX's primitives. `registry`
+has an entry for each higher-order primitive: the operands and results of its jaxprs, and how to rebuild its equation
+around other jaxprs. Support for a new primitive begins with an entry there. `foreign` treats primitives of other
+libraries, whose jaxprs appear only when JAX lowers them. `refs` replaces refs by arrays.
 """

@@ -1,4 +1,4 @@
-"""A batch axis that `jax.vmap` adds, and the results that differ from example to example along it."""
+"""A batch axis that `jax.vmap` adds, and which results have it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -32,36 +32,38 @@ class Axis(NamedTuple):
             spmd_axis_name=self.spmd_name,
         )
 
-    def vmap_to(self, f: Callable[..., Sequence[Array]], flags: Sequence[bool], wanted: Sequence[bool]) -> Any:
-        """Return `f` for all examples, which differ in the flagged arguments, and in the `wanted` results.
+    def vmap_to(self, f: Callable[..., Sequence[Array]], in_flags: Sequence[bool], out_flags: Sequence[bool]) -> Any:
+        """Return `f` for all examples. The flagged arguments and results have a batch axis.
 
-        Of any other result, which may be batched but is then the same in all examples, the first one is returned.
+        Another result must be the same for all examples. If `jax.vmap` batches it, we return that of the first one.
         """
 
         @custom_vmap
-        def settled(number: Array, *outs: Array) -> list[Array]:
+        def with_axes(number: Array, *outs: Array) -> list[Array]:
             return list(outs)
 
-        @settled.def_vmap  # always called: the numbers of the examples differ
+        @with_axes.def_vmap  # always called: the numbers of the examples differ
         def _(size: int, batched: Sequence[bool], number: Array, *outs: Array) -> Any:
-            found = zip(outs, batched[1:], wanted, strict=True)
-            return [_settled(x, is_batched, is_wanted, size) for x, is_batched, is_wanted in found], list(wanted)
+            values = zip(outs, batched[1:], out_flags, strict=True)
+            return [_with_axis(x, is_batched, is_batched_out, size) for x, is_batched, is_batched_out in values], list(
+                out_flags
+            )
 
         def of_one(number: Array, *args: Array) -> list[Array]:
-            return settled(number, *f(*args))
+            return with_axes(number, *f(*args))
 
-        of_all = self.vmap(of_one, [0, *axes(flags)], axes(wanted))
+        of_all = self.vmap(of_one, [0, *axes(in_flags)], axes(out_flags))
         return lambda *args: of_all(jnp.arange(self.size), *args)
 
     def batched_outputs(self, jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
-        """Return which outputs differ from example to example if the flagged inputs do, as `jax.vmap` finds it."""
+        """Return which outputs `jax.vmap` batches if the flagged inputs have a batch axis."""
         flags_of_outs: list[Sequence[bool]] = []
 
         @custom_vmap
         def probe(*outs: Array) -> tuple[Array, ...]:
             return outs
 
-        @probe.def_vmap  # only called if some differ
+        @probe.def_vmap  # only called if some are batched
         def _(size: int, batched: Sequence[bool], *outs: Array) -> Any:
             flags_of_outs.append(batched)
             return outs, tuple(batched)
@@ -74,10 +76,10 @@ class Axis(NamedTuple):
         return list(flags_of_outs[-1]) if flags_of_outs else [False] * len(jaxpr.out_avals)
 
 
-def _settled(x: Array, is_batched: bool, is_wanted: bool, size: int) -> Array:
-    if is_batched and not is_wanted:
+def _with_axis(x: Array, is_batched: bool, is_batched_out: bool, size: int) -> Array:
+    if is_batched and not is_batched_out:
         return lax.index_in_dim(x, 0, keepdims=False)
-    return to_front(x, None, size) if is_wanted and not is_batched else x
+    return to_front(x, None, size) if is_batched_out and not is_batched else x
 
 
 def axes(flags: Sequence[bool]) -> list[Any]:

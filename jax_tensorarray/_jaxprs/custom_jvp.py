@@ -1,10 +1,9 @@
-"""`ta_custom_jvp`: a function with a derivative rule, whose results and tangents `jax.vmap` batches alike.
+"""`ta_custom_jvp`: a function with a derivative rule. `jax.vmap` gives its results and tangents the same batch axes.
 
-`jax.vmap` of a `jax.custom_jvp` takes the batch axes of the results from the function, unless it is differentiated at
-once. If it is differentiated later, such as in the body of a scan, they are where the rule of the derivative has them:
-on another axis, or in results that the function shares among all examples. The error comes from the loop around, or
-from its transpose (jax 0.10.2 to 0.12). In this primitive the function says which results are batched, always along
-axis 0, and the rule follows.
+With a `jax.custom_jvp`, `jax.vmap` takes the batch axes of the results from the function. If JAX differentiates the
+batched function later, such as in the body of a scan, the derivative rule may use other axes, or batch results that the
+function shares among all examples. Then the loop around it, or the transpose of the loop, raises an error (jax 0.10.2
+to 0.12). In this primitive the function decides which results have a batch axis, always axis 0, and the rule follows.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ Array = jax.Array
 
 
 class Rule:
-    """The derivative of a function, which is given as a closed jaxpr."""
+    """The derivative of a function, `call`, which is a closed jaxpr."""
 
     def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         """Return the results and their tangents.
@@ -38,20 +37,20 @@ class Rule:
         raise NotImplementedError
 
     def batched(self, axis: Axis, call: Any, operands: Sequence[bool], results: Sequence[bool]) -> "Rule":
-        """Return the rule for all examples, which differ in the flagged operands and results of `call`."""
+        """Return the rule for all examples. The flagged operands and results of `call` have a batch axis."""
         raise NotImplementedError
 
     def of_some(self, results: Sequence[bool]) -> "Rule":
-        """Return the rule for a function that returns the flagged results only."""
+        """Return the rule for the function of the flagged results."""
         raise NotImplementedError
 
-    def checked(self, call: Any, given: int, found: int) -> "Rule":
-        """Return the rule for `call`, which is also given an error, as its first operands, and returns one first."""
+    def checked(self, call: Any, errors_in: int, errors_out: int) -> "Rule":
+        """Return the rule for a `call` with the parts of an error as its first operands and results."""
         raise NotImplementedError
 
 
 class OfCall(Rule):
-    """The derivatives of the call itself, evaluated in another way, also after `jax.vmap` has changed the call."""
+    """The derivatives of the call, evaluated by other equations, also after `jax.vmap` of the call."""
 
     def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         return jaxprs.jvp_with_zeros(lambda *args: self.evaluate(call, args), primals, tangents)
@@ -66,7 +65,7 @@ class OfCall(Rule):
     def of_some(self, results: Sequence[bool]) -> Rule:
         return self
 
-    def checked(self, call: Any, given: int, found: int) -> Rule:
+    def checked(self, call: Any, errors_in: int, errors_out: int) -> Rule:
         return self
 
 
@@ -74,8 +73,8 @@ class OfCall(Rule):
 class As(Rule):
     """The derivatives of another function that computes the same.
 
-    The function is batched before it is differentiated, as without such a rule: of a linear `cond` with its own
-    predicate for each example, `jax.vmap` makes a function that has no transpose.
+    `jax.vmap` batches that function before we differentiate it, as JAX does without a rule. The other order fails:
+    `jax.vmap` of a linear `cond` with a predicate per example has no transpose.
     """
 
     g: Callable[..., Sequence[Array]]
@@ -89,13 +88,13 @@ class As(Rule):
     def of_some(self, results: Sequence[bool]) -> Rule:
         return As(lambda *args: flagged(self.g(*args), results))
 
-    def checked(self, call: Any, given: int, found: int) -> Rule:
-        return As(lambda *args: [*jaxprs.function(call)(*args)[:found], *self.g(*args[given:])])
+    def checked(self, call: Any, errors_in: int, errors_out: int) -> Rule:
+        return As(lambda *args: [*jaxprs.function(call)(*args)[:errors_out], *self.g(*args[errors_in:])])
 
 
 @dataclass(frozen=True, eq=False)
 class By(Rule):
-    """A rule that a user has given: a function of primals and tangents."""
+    """A rule of a user: a function of primals and tangents."""
 
     rule: Callable[[Sequence[Array], Sequence[Any]], Any]
 
@@ -125,10 +124,10 @@ class By(Rule):
     def of_some(self, results: Sequence[bool]) -> Rule:
         return By(lambda primals, tangents: [flagged(x, results) for x in self.rule(primals, tangents)])
 
-    def checked(self, call: Any, given: int, found: int) -> Rule:
+    def checked(self, call: Any, errors_in: int, errors_out: int) -> Rule:
         def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
-            error = jaxprs.function(call)(*primals)[:found]
-            outs, dots = self.rule(primals[given:], tangents[given:])
+            error = jaxprs.function(call)(*primals)[:errors_out]
+            outs, dots = self.rule(primals[errors_in:], tangents[errors_in:])
             return [*error, *outs], [*map(zero_tangent, error), *dots]
 
         return By(rule)
@@ -140,7 +139,7 @@ ta_custom_jvp_p.multiple_results = True
 
 
 def with_rule(jaxpr: Jaxpr, operands: Sequence[Array], rule: Rule) -> list[Array]:
-    """Run a closed jaxpr with the derivative of a rule. It has traced consts for a rule `OfCall` only."""
+    """Run a closed jaxpr with the derivative of a rule. Only with a rule `OfCall` may its consts be tracers."""
     if isinstance(rule, OfCall):
         jaxpr, consts = _compat.lifted(jaxpr)
         operands = [*consts, *operands]
@@ -149,15 +148,15 @@ def with_rule(jaxpr: Jaxpr, operands: Sequence[Array], rule: Rule) -> list[Array
 
 
 def by(jaxpr: Jaxpr, operands: Sequence[Array], rule: Callable[[Sequence[Array], Sequence[Any]], Any]) -> list[Array]:
-    """Run a closed jaxpr, which may have traced consts, with a rule of primals and tangents."""
+    """Run a closed jaxpr, whose consts may be tracers, with a rule of primals and tangents."""
     jaxpr, consts = _compat.lifted(jaxpr)
     n = len(consts)
-    own = By(lambda primals, tangents: rule(primals[n:], tangents[n:])) if n else By(rule)
-    return with_rule(jaxpr, [*consts, *operands], own)
+    of_all = By(lambda primals, tangents: rule(primals[n:], tangents[n:])) if n else By(rule)
+    return with_rule(jaxpr, [*consts, *operands], of_all)
 
 
 def differentiated_as(g: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `f`, which has the derivatives of `g`. Both compute the same."""
+    """Return `f` with the derivatives of `g`. Both compute the same."""
 
     def call(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
@@ -187,13 +186,13 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, call_jaxpr: Any, 
 
 def _transpose(cts: Sequence[Any], *operands: Any, call_jaxpr: Any, rule: Rule) -> Any:
     linear = [ad.is_undefined_primal(x) for x in operands]
-    given = [not is_zero(ct) for ct in cts]
+    has_ct = [not is_zero(ct) for ct in cts]
 
     def f(*some: Array) -> list[Array]:
-        return flagged(_run(*merge(some, linear, operands), call_jaxpr=call_jaxpr, rule=rule), given)
+        return flagged(_run(*merge(some, linear, operands), call_jaxpr=call_jaxpr, rule=rule), has_ct)
 
     transposed = jax.linear_transpose(f, *(x.aval for x in flagged(operands, linear)))
-    return merge(transposed(flagged(cts, given)), linear, [None] * len(operands))
+    return merge(transposed(flagged(cts, has_ct)), linear, [None] * len(operands))
 
 
 def _batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], *, call_jaxpr: Any, rule: Rule) -> Any:
@@ -208,23 +207,25 @@ def _batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], *, call_j
     return with_rule(jax.make_jaxpr(call)(*args), args, of_all), axes(batched)
 
 
-def _without_unused(used: Sequence[bool], *args: Any) -> tuple[list[bool], Any]:
-    eqn = args[-1]  # in 0.12 it comes after flags for the live operands
-    if not any(used) and not eqn.effects:
+def _without_unused(live: Sequence[bool], *args: Any) -> tuple[list[bool], Any]:
+    eqn = args[-1]  # in 0.12 the equation comes after flags of the live operands
+    if not any(live) and not eqn.effects:
         return [False] * len(eqn.invars), None
     call, rule = eqn.params["call_jaxpr"], eqn.params["rule"]
-    call, operands = jaxprs.part_of(call, tuple(used), (True,) * len(eqn.invars))  # the rule may read all of these
-    params = {"call_jaxpr": call, "rule": rule if all(used) else rule.of_some(used)}
-    return operands, eqn.replace(outvars=flagged(eqn.outvars, used), params=params, effects=call.effects)
+    call, operands = jaxprs.part_of(call, tuple(live), (True,) * len(eqn.invars))  # the rule may use all operands
+    params = {"call_jaxpr": call, "rule": rule if all(live) else rule.of_some(live)}
+    return operands, eqn.replace(outvars=flagged(eqn.outvars, live), params=params, effects=call.effects)
 
 
-def _checked(jaxpr: Jaxpr, operands: Sequence[Array], given: int, found: int, *, call_jaxpr: Any, rule: Rule) -> Any:
-    """Run the call with checks of errors.
+def _checked(
+    jaxpr: Jaxpr, operands: Sequence[Array], errors_in: int, errors_out: int, *, call_jaxpr: Any, rule: Rule
+) -> Any:
+    """Run the call under `checkify`.
 
-    The rule of JAX for a `jax.custom_jvp` has as many errors in the derivative as were given, so it fails in the
-    derivative of `jax.jit` or `jax.checkpoint` of a call that finds more (jax 0.10.2 to 0.12).
+    JAX's rule for a `jax.custom_jvp` returns as many parts of an error as it gets. So it fails in the derivative of
+    `jax.jit` or `jax.checkpoint` of a call that adds some (jax 0.10.2 to 0.12).
     """
-    return with_rule(jaxpr, operands, rule.checked(jaxpr, given, found))
+    return with_rule(jaxpr, operands, rule.checked(jaxpr, errors_in, errors_out))
 
 
 _compat.lowers_its_bodies(ta_custom_jvp_p)

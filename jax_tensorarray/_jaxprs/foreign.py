@@ -1,8 +1,12 @@
-"""Look into primitives of other libraries that JAX lowers by tracing a function.
+"""Rewrite primitives of other libraries that JAX lowers by tracing a function.
 
-JAX sees only the primitive until then: for derivatives and batches it has the rules of the library, which often are the
-reason why the primitive exists. So an equation of such a primitive becomes one of another primitive, which is lowered
-by the rewritten function, and whose other rules run those of the library, rewritten too.
+    y = equinox_op[...] x
+    # becomes
+    y = equinox_op[in_place_jaxpr={...}] x     # another primitive of that name
+
+Until the lowering JAX sees only the primitive, with the library's rules for derivatives and batches: often the library
+has the primitive for these rules. So we replace the equation by one of another primitive. JAX lowers it by the
+rewritten function, and its other rules rewrite and run those of the library.
 """
 
 import functools
@@ -23,14 +27,14 @@ from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
-#: JAX's own are left to JAX. Those of this library have rules of their own.
-_KNOWN = ("jax", "jax_tensorarray")
+#: JAX lowers its original_params primitives. Those of this library have entries in `registry`.
+_NOT_FOREIGN = ("jax", "jax_tensorarray")
 
 
 def lowered_as(eqn: Equation) -> dict[str, Any]:
-    """Return the closed jaxprs that an equation is lowered as, by platform; "" is any other platform.
+    """Return the closed jaxprs that JAX lowers an equation to, by platform; "" is any other platform.
 
-    There are none unless the primitive is one of another library, has one here, and has no effects.
+    Return none if the primitive is not of another library, has no such function for this platform, or has effects.
     """
     if eqn.effects or not (functions := _functions(eqn.primitive)):
         return {}
@@ -39,25 +43,25 @@ def lowered_as(eqn: Equation) -> dict[str, Any]:
     if functions.get(next((name for name in names if name in functions), "")) is None:
         return {}
     types = tuple(v.aval for v in eqn.invars)
-    found: dict[str, Any] = {}
+    traced: dict[str, Any] = {}
     with eqn.ctx.manager:
         for platform, function in functions.items():
             jaxpr = None if function is None else _jaxpr(eqn.primitive, function, types, eqn.params)
             if jaxpr is not None and _shapes(jaxpr.out_avals) == _shapes([v.aval for v in eqn.outvars]):
-                found[platform] = jaxpr
-    return found
+                traced[platform] = jaxpr
+    return traced
 
 
 def _functions(primitive: Primitive) -> dict[str, _compat.Traceable | None]:
-    """Return the function that JAX traces for each platform, but for those of JAX and of this library."""
+    """Return the function that JAX traces for each platform: None for functions of JAX and of this library."""
     lowerings = _compat.traceable_lowerings(primitive)
-    return {platform: None if f is None or _is_known(f.fun) else f for platform, f in lowerings.items()}
+    return {platform: None if f is None or not _is_foreign(f.fun) else f for platform, f in lowerings.items()}
 
 
-def _is_known(fun: Any) -> bool:
+def _is_foreign(fun: Any) -> bool:
     while isinstance(fun, functools.partial):
         fun = fun.func
-    return (getattr(fun, "__module__", None) or "").split(".")[0] in _KNOWN
+    return (getattr(fun, "__module__", None) or "").split(".")[0] not in _NOT_FOREIGN
 
 
 def _jaxpr(primitive: Primitive, function: _compat.Traceable, types: tuple[Any, ...], params: dict[str, Any]) -> Any:
@@ -70,7 +74,7 @@ def _jaxpr(primitive: Primitive, function: _compat.Traceable, types: tuple[Any, 
 
 
 def _traced(primitive: Primitive, function: _compat.Traceable, types: Any, params: Any) -> Any:
-    """Return the closed jaxpr of a function, None if it cannot be traced here: then JAX says why, or lowers it."""
+    """Return the closed jaxpr of a function, or None if tracing fails here: then JAX raises, or can lower it."""
     try:
         return jax.make_jaxpr(functools.partial(function.traced, **dict(params)))(*types)
     except Exception:
@@ -85,7 +89,7 @@ def _shapes(types: Sequence[Any]) -> list[Any]:
 
 
 def rebuild(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array]:
-    """Run an equation whose lowering is replaced by jaxprs, on the platforms that have one."""
+    """Run an equation with changed jaxprs for its lowering, on the platforms that have one."""
     traced = {platform: change.traced(jaxpr, operands) for platform, jaxpr in lowered_as(eqn).items()}
     functions = {
         platform: jaxprs.function(traced[platform]) if platform in traced else _plain(eqn)
@@ -96,24 +100,24 @@ def rebuild(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Ar
     else:
         default = functions.pop("", _plain(eqn))
         jaxpr = jax.make_jaxpr(lambda *args: lax.platform_dependent(*args, default=default, **functions))(*operands)
-    return list(_as_changed(eqn.primitive, operands, eqn.params, jaxpr=jaxpr, change=change))
+    return list(_bind_replacement(eqn.primitive, operands, eqn.params, jaxpr=jaxpr, change=change))
 
 
 def _plain(eqn: Equation) -> Callable[..., list[Array]]:
     return lambda *args: jaxprs.bind(eqn, args)
 
 
-# --- the primitive in its place ------------------------------------------------------------------------------
+# --- the other primitive ------------------------------------------------------------------------------
 #
-# Its parameters are those of the library's primitive, and these two.
+# It has the parameters of the library's primitive, and these two.
 
 _JAXPR, _CHANGE = "in_place_jaxpr", "in_place_change"
 
 
-def _as_changed(
+def _bind_replacement(
     original: Primitive, operands: Sequence[Array], params: dict[str, Any], *, jaxpr: Jaxpr, change: Change
 ) -> Sequence[Array]:
-    primitive = _changed(original)
+    primitive = _replacement(original)
     for table, rule in (
         (ad.primitive_jvps, _jvp),
         (ad.primitive_transposes, _transpose),
@@ -126,8 +130,8 @@ def _as_changed(
 
 
 @functools.cache
-def _changed(original: Primitive) -> Primitive:
-    """Return the primitive that replaces another one. It has the same name, which JAX puts into its errors."""
+def _replacement(original: Primitive) -> Primitive:
+    """Return the primitive that replaces another one. It has the same name, which JAX's errors show."""
     primitive = Primitive(original.name)
     primitive.multiple_results = original.multiple_results
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
@@ -152,12 +156,12 @@ def _all(original: Primitive, results: Any) -> list[Any]:
 
 
 def _jvp(original: Primitive, primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
-    rule, own, change = ad.primitive_jvps[original], _of_original(params), params[_CHANGE]
+    rule, original_params, change = ad.primitive_jvps[original], _of_original(params), params[_CHANGE]
     nonzero = [not is_zero(t) for t in tangents]
     zeros: list[Any] = []
 
     def derivative(primals: Sequence[Array], dots: Sequence[Array]) -> Any:
-        outs, tangents_out = rule(tuple(primals), tuple(merge(dots, nonzero, tangents)), **own)
+        outs, tangents_out = rule(tuple(primals), tuple(merge(dots, nonzero, tangents)), **original_params)
         tangents_out = _all(original, tangents_out)
         zeros[:] = [t if is_zero(t) else None for t in tangents_out]
         return _all(original, outs), [t for t in tangents_out if not is_zero(t)]
@@ -168,31 +172,31 @@ def _jvp(original: Primitive, primals: Sequence[Array], tangents: Sequence[Any],
 
 
 def _transpose(original: Primitive, cts: Any, *operands: Any, **params: Any) -> list[Any]:
-    rule, own, change = ad.primitive_transposes[original], _of_original(params), params[_CHANGE]
+    rule, original_params, change = ad.primitive_transposes[original], _of_original(params), params[_CHANGE]
     cts = _all(original, cts)
-    given, known = [not is_zero(ct) for ct in cts], [not ad.is_undefined_primal(x) for x in operands]
+    has_ct, is_primal = [not is_zero(ct) for ct in cts], [not ad.is_undefined_primal(x) for x in operands]
     others: list[Any] = []
 
     def transposed(some: Sequence[Array], some_operands: Sequence[Array]) -> list[Array]:
-        every = merge(some, given, cts)
+        every = merge(some, has_ct, cts)
         results = every if original.multiple_results else every[0]
-        all_cts = rule(results, *merge(some_operands, known, operands), **own)
-        others[:] = [ct if ct is None or is_zero(ct) else _MADE for ct in all_cts]
+        all_cts = rule(results, *merge(some_operands, is_primal, operands), **original_params)
+        others[:] = [ct if ct is None or is_zero(ct) else _NONZERO for ct in all_cts]
         return [ct for ct in all_cts if not (ct is None or is_zero(ct))]
 
-    made = change.call(transposed, flagged(cts, given), flagged(operands, known))
-    return merge(made, [ct is _MADE for ct in others], others)
+    nonzero = change.call(transposed, flagged(cts, has_ct), flagged(operands, is_primal))
+    return merge(nonzero, [ct is _NONZERO for ct in others], others)
 
 
-_MADE = object()
+_NONZERO = object()
 
 
 def _batch(original: Primitive, axis: Any, operands: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
-    rule, own, change = batching.fancy_primitive_batchers[original], _of_original(params), params[_CHANGE]
+    rule, original_params, change = batching.fancy_primitive_batchers[original], _of_original(params), params[_CHANGE]
     out_dims: list[Any] = []
 
     def batched(*operands: Array) -> list[Array]:
-        outs, dims_out = rule(axis, operands, dims, **own)
+        outs, dims_out = rule(axis, operands, dims, **original_params)
         out_dims[:] = _all(original, dims_out)
         return _all(original, outs)
 

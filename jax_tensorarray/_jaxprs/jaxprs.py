@@ -1,4 +1,4 @@
-"""Operations on jaxprs. The private names of JAX that these need are in `_compat`."""
+"""Operations on jaxprs."""
 
 import contextlib
 import functools
@@ -21,13 +21,14 @@ from jax_tensorarray._types import Equation
 
 Array = jax.Array
 Facts = TypeVar("Facts")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def function(jaxpr: Jaxpr) -> Callable[..., list[Array]]:
     """Return a closed jaxpr as a function of flat arguments.
 
-    These may vary over more axes of a mesh than when it was traced, as the predicates of a batch do in a `shard_map`.
+    The arguments may vary over more axes of a mesh than the inputs of the jaxpr, like predicates of a batch in a
+    `shard_map`.
     """
     call: Callable[..., list[Array]] = jex.jaxpr_as_fun(jaxpr)
 
@@ -40,7 +41,7 @@ def function(jaxpr: Jaxpr) -> Callable[..., list[Array]]:
 
 
 class Traced:
-    """A function of arrays that is traced once. Its results are any pytree."""
+    """A function of arrays, traced once. It returns any pytree."""
 
     def __init__(self, f: Callable[..., Any], types: Sequence[Any]) -> None:
         self.jaxpr, self.outs = jax.make_jaxpr(f, return_shape=True)(*types)
@@ -49,21 +50,21 @@ class Traced:
         return jax.tree.unflatten(jax.tree.structure(self.outs), function(self.jaxpr)(*args))
 
     @property
-    def passed(self) -> list[int | None]:
-        """The number of the argument that each result is, None for one that is made."""
+    def forwarded(self) -> list[int | None]:
+        """For each result, the number of the argument that the function returns there, or None."""
         inner = _compat.opened(self.jaxpr)
         numbers = {v: k for k, v in enumerate(inner.invars)}
         return [None if isinstance(v, jex.Literal) else numbers.get(v) for v in inner.outvars]
 
 
 class ValueNumbers:
-    """Numbers values such that those of one number are equal, by the keys that say how they are made: hash-consing."""
+    """Numbers values by keys that define them: values of one number are equal. This is hash-consing."""
 
     def __init__(self) -> None:
         self._of_key: dict[Hashable, int] = {}
 
     def number(self, *key: Any) -> int:
-        """Return the number of a value that is made of these."""
+        """Return the number of the value that a key defines."""
         try:
             return self._of_key.setdefault(key, len(self._of_key))
         except TypeError:  # a parameter has no hash
@@ -75,27 +76,27 @@ def bind(eqn: Equation, operands: Sequence[Array]) -> list[Array]:
     with eqn.ctx.manager, with_types_of(eqn):
         params = eqn.primitive.get_bind_params(eqn.params)
         if not jax.sharding.get_abstract_mesh().empty:
-            operands, params = _varying_as_given(eqn, operands, params)
+            operands, params = _varying_alike(eqn, operands, params)
         outs = eqn.primitive.bind(*operands, **params)
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
-def _varying_as_given(eqn: Equation, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return operands and parameters for operands that vary over more axes of a mesh than when the equation was traced.
+def _varying_alike(eqn: Equation, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return operands and parameters if the operands vary over more axes of a mesh than in the trace of the equation.
 
-    The jaxpr of a loop under `vmap` with `spmd_axis_name` leaves this axis out, which the operands of the loop have.
+    A loop under `vmap` with `spmd_axis_name` has operands that vary over this axis, but its jaxpr lacks the axis.
     """
     if eqn.primitive.name == "pvary":
-        done = frozenset().union(*map(_compat.varying_axes, operands))
-        return operands, params | {"axes": tuple(axis for axis in params["axes"] if axis not in done)}
+        varying = frozenset().union(*map(_compat.varying_axes, operands))
+        return operands, params | {"axes": tuple(axis for axis in params["axes"] if axis not in varying)}
     varied_alike = len({_compat.varying_axes(v.aval) for v in eqn.invars}) == 1
     return (varying_alike(operands) if varied_alike and not any(jaxprs_in(eqn.params)) else operands), params
 
 
 def with_types_of(eqn: Equation) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which JAX makes the types of an equation, which may be from a block with `jax.enable_x64`.
+    """Return a context in which an equation keeps its types: it may be from a block with `jax.enable_x64`.
 
-    Elsewhere JAX narrows types of 64 bits, and an index may become another one.
+    Elsewhere JAX narrows types of 64 bits, and an index may change.
     """
     if jax.config.jax_enable_x64 or not any(map(_has_64_bits, (*eqn.invars, *eqn.outvars))):
         return contextlib.nullcontext()
@@ -113,24 +114,24 @@ def interpret(
     jaxpr: Jaxpr,
     args: Sequence[Any],
     equation: Callable[[Any, list[Any]], Iterable[Any]],
-    known: Callable[[Array], Any] = lambda x: x,
+    constant: Callable[[Array], Any] = lambda x: x,
     *,
     literal: Callable[[Any], Any] | None = None,
     outvars: Sequence[Any] | None = None,
 ) -> list[Any]:
     """Return the values of the outputs of a jaxpr: an abstract interpreter, for values of any kind.
 
-    `equation` maps an equation and the values of its operands to the values of its results. `known` maps a constant to
-    its value; by default this is the constant itself. `literal` maps a `Literal`, with its type, to its value; by
-    default `known` maps the constant in the `Literal`. `outvars` are variables to return instead of the outputs.
+    `equation` maps an equation and the values of its operands to the values of its results. `constant` maps a constant
+    to its value; by default this is the constant itself. `literal` maps a `Literal`, with its type, to its value; by
+    default `constant` maps the constant in the `Literal`. `outvars` are variables to return instead of the outputs.
     """
     inner = _compat.opened(jaxpr)
-    values = dict(zip(inner.constvars, map(known, jaxpr.consts), strict=True))
+    values = dict(zip(inner.constvars, map(constant, jaxpr.consts), strict=True))
     values.update(zip(inner.invars, args, strict=True))
 
     def read(v: Any) -> Any:
         if isinstance(v, jex.Literal):
-            return known(v.val) if literal is None else literal(v)
+            return constant(v.val) if literal is None else literal(v)
         return values[v]
 
     for eqn in inner.eqns:
@@ -149,7 +150,7 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
                 yield _compat.opened(jaxpr)
 
 
-#: Types of parameters that are no jaxprs, nor have any. Most are of these, and each equation is asked several times.
+#: Types of parameters without jaxprs. Most parameters have these types, and we visit each equation several times.
 _PLAIN = frozenset((type(None), bool, int, float, str))
 
 
@@ -168,7 +169,7 @@ def is_of_ours(eqn: Equation) -> bool:
 
 @_compat.cached
 def has_ours(jaxpr: Jaxpr) -> bool:
-    """Return whether there is an op or a loop of this library in a jaxpr."""
+    """Return whether a jaxpr has an op or a loop of this library."""
     return any_equation(jaxpr, is_of_ours)
 
 
@@ -180,21 +181,21 @@ def has_row_ops(jaxpr: Jaxpr) -> bool:
 
 @_compat.cached
 def checks_rows(jaxpr: Jaxpr) -> bool:
-    """Return whether a jaxpr reads or writes rows, or checks whether they exist or a loop has taken enough steps."""
+    """Return whether a jaxpr reads or writes rows, or raises for an index or the steps of a loop."""
 
     def checks(eqn: Equation) -> bool:
-        return eqn.primitive in ROW_OPS or eqn.primitive is ta_check_p or raises_at_its_end(eqn)
+        return eqn.primitive in ROW_OPS or eqn.primitive is ta_check_p or raises_at_end(eqn)
 
     return any_equation(jaxpr, checks)
 
 
-def raises_at_its_end(eqn: Equation) -> bool:
+def raises_at_end(eqn: Equation) -> bool:
     """Return whether an equation is a loop of ours that raises an error if it needs too many steps."""
     return is_of_ours(eqn) and bool(getattr(eqn.params.get("options"), "error", ""))
 
 
 def has_symbolic_shapes(eqn: Equation) -> bool:
-    """Return whether a size is not known before `jax.export` has stored the program, and so not that of a buffer."""
+    """Return whether `jax.export` leaves a size of an operand or result symbolic."""
     shapes = (getattr(v.aval, "shape", ()) for v in (*eqn.invars, *eqn.outvars))
     return not all(isinstance(size, int) for shape in shapes for size in shape)
 
@@ -214,19 +215,16 @@ def pruned(jaxpr: Jaxpr) -> Any:
 
 @_compat.cached
 def part_of(jaxpr: Jaxpr, outputs: Sequence[bool], inputs: Any = False) -> tuple[Any, list[bool]]:
-    """Return the jaxpr of the flagged outputs, and which inputs it has.
-
-    It has the inputs flagged in `inputs` even if it does not read them.
-    """
+    """Return the jaxpr of the flagged outputs, and which inputs it keeps: those that it uses or `inputs` flags."""
     part, live = pe.dce_jaxpr(_compat.opened(jaxpr), list(outputs), inputs if inputs is False else list(inputs))
     names = ("invars", "outvars", "eqns", "effects", "debug_info")
     return _compat.replaced(jaxpr, **{name: getattr(part, name) for name in names}), live
 
 
 def read_for(body: Any, carry: Sequence[bool]) -> list[bool]:
-    """Return which inputs of a loop's body the flagged carries depend on after any number of steps.
+    """Return on which inputs of a loop's body the flagged carries depend, after any number of steps.
 
-    The carries are the last inputs. The flagged ones are flagged in the result, too.
+    The carries are the last inputs. A flagged carry depends on itself.
     """
     first, n = len(body.in_avals) - len(carry), len(carry)
 
@@ -248,13 +246,13 @@ def flagged(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
 
 
 def merge(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) -> list[Any]:
-    """Return `others`, with `values` in the flagged places."""
+    """Return `others`, with `values` at the flagged positions."""
     rest = iter(values)
     return [next(rest) if flag else other for flag, other in zip(flags, others, strict=True)]
 
 
 def nonzero_outputs(jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
-    """Return which outputs have tangents if the flagged inputs do, as `jax.jvp` finds it."""
+    """Return which outputs have tangents in `jax.jvp` if the flagged inputs do."""
     if not any(flags):
         return [False] * len(jaxpr.out_avals)
     has_tangent: list[bool] = []
@@ -268,12 +266,12 @@ def nonzero_outputs(jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
     return has_tangent
 
 
-def fixed_point(facts: Facts, step: Callable[[Facts], tuple[Facts, Found]]) -> tuple[Facts, Found]:
-    """Return the facts that hold before every step of a loop, and what a step finds when they hold before it.
+def fixed_point(facts: Facts, step: Callable[[Facts], tuple[Facts, Result]]) -> tuple[Facts, Result]:
+    """Return the facts that hold before every step of a loop, and the other result of a step from these facts.
 
-    This is Kleene iteration. `step` maps facts about the carry before a step to those that hold after it as well. A
-    step that only adds facts, "the carry depends on x", leads from the fewest to the least fixed point. One that only
-    drops facts, "the carries are equal", leads from the most to the greatest:
+    This is Kleene iteration. `step` maps facts about the carry before a step to those that hold both before and after
+    it. If a step only adds facts, "the carry depends on x", start with the fewest: the result is the least fixed point.
+    If it only drops facts, "the carries are equal", start with the most: the result is the greatest fixed point.
 
     >>> b_and_c, c_and_d = ("b", "c"), ("c", "d")
     >>> before = {b_and_c: b_and_c, c_and_d: ("a", "b")}  # the step `a, b, c, d = a, c, b, a`
@@ -281,16 +279,16 @@ def fixed_point(facts: Facts, step: Callable[[Facts], tuple[Facts, Found]]) -> t
     ({('b', 'c')}, 'a step')
     """
     while True:
-        after, found = step(facts)
+        after, result = step(facts)
         if after == facts:
-            return facts, found
+            return facts, result
         facts = after
 
 
 def after_any_steps(carry: Sequence[bool], one_step: Callable[[list[bool]], list[bool]]) -> list[bool]:
     """Return the flags of the outputs of a loop's body, its carries first, after any number of steps.
 
-    `one_step` maps flags of the carries to those of the outputs. A carry that is flagged stays so.
+    `one_step` maps flags of the carries to those of the outputs. A flagged carry stays flagged.
     """
 
     def step(carry: list[bool]) -> tuple[list[bool], list[bool]]:
@@ -304,10 +302,10 @@ def after_any_steps(carry: Sequence[bool], one_step: Callable[[list[bool]], list
 def jvp_of_some(
     f: Callable[..., Any], primals: Sequence[Any], nonzero: Sequence[bool], dots: Sequence[Array]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the results of a function and their tangents, where the flagged arguments have the tangents `dots`.
+    """Return the results of a function and their tangents. The flagged arguments have the tangents `dots`.
 
     If a result depends on none of these arguments, its tangent is an `ad.Zero`, as in JAX's own rules. `jax.jvp` would
-    return an array of zeros. With such a tangent JAX differentiates a `custom_vjp` in forward mode, which is an error.
+    return an array of zeros, and JAX would differentiate a `custom_vjp` of it in forward mode, which is an error.
     """
     has_tangent: list[bool] = []
 
@@ -331,7 +329,7 @@ def jvp_of_some(
 
 
 def jvp_with_zeros(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """Return the results of a function and their tangents, as a rule does that is given a `SymbolicZero` for some."""
+    """Return the results of a function and their tangents, as a rule with `symbolic_zeros` does."""
     nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
     return jvp_of_some(f, primals, nonzero, flagged(tangents, nonzero))
 
@@ -342,9 +340,9 @@ def is_any_zero(tangent: Any) -> bool:
 
 
 def joint_jvp(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence[bool]) -> Any:
-    """Extend a body by tangents: it takes them after its consts and after its carry, and returns the carry's too.
+    """Extend a body by tangents of the flagged consts and carries.
 
-    The flagged consts and carries have tangents.
+    The new body takes tangents after its consts and after its carry, and returns the latter, too.
     """
     call, num_consts, num_carry = function(body), len(nonzero_consts), len(nonzero_carry)
     first, num_dots = len(body.in_avals) - num_consts - num_carry, sum(nonzero_consts)

@@ -1,7 +1,7 @@
-"""The kinds of primitives of JAX: one table, by name, since some are private, and some are only in some versions.
+"""A table of the kinds of JAX's primitives, by name, because some are private or only in some versions.
 
-A row has the words that say what its primitives do, and these primitives. A primitive is in one row. The sets below say
-what each word means. A primitive that the table does not know has no words.
+A row has words and the primitives that these words describe. Each primitive is in one row. The sets below define the
+words. A primitive that is not in the table has no words.
 """
 
 from jax.extend.core import Primitive
@@ -70,7 +70,7 @@ _TABLE = (
     ("", "select_and_scatter select_and_scatter_add sharding_constraint threefry2x32 while"),
 )
 
-#: By primitive, what it does.
+#: The words of each primitive.
 KINDS = {name: frozenset(words.split()) for words, names in _TABLE for name in names.split()}
 
 
@@ -78,42 +78,42 @@ def _having(word: str) -> frozenset[str]:
     return frozenset(name for name, words in KINDS.items() if word in words)
 
 
-# --- what an operation means ---------------------------------------------------------------------------------------
+# --- meaning ---------------------------------------------------------------------------------------
 
-#: A row of the result is made of rows of the operands: the common functions of single elements.
+#: The common functions of single elements: row `i` of the result depends only on row `i` of the operands.
 ELEMENTWISE = _having("elementwise")
 
-#: Elementwise operations that cost no more than reading the row again.
+#: Elementwise operations that cost no more than another read of the row.
 CHEAP = _having("cheap")
 
 #: Combinations of predicates.
 LOGIC = _having("logic")
 
-#: The result is the operand, but for its derivative.
+#: The result is the operand. Only its derivative differs.
 IDENTITIES = _having("identity")
 
-#: What is lowered to its operands.
+#: The results are the operands after lowering.
 PASSES_ON = _having("passed_on")
 
 #: The same elements in another shape, or repeated.
 LAYOUT = _having("layout")
 
-#: An array filled with one number, as many programs make for each of their buffers.
+#: May return an array filled with one number, such as an initial buffer.
 FILLS = _having("filling")
 
-#: An array of any content.
+#: Uninitialised arrays.
 UNINITIALISED = _having("uninitialised")
 
-#: Each element is made from other ones.
+#: Each element of the result may be any element of the operands.
 MAKES_ALL = _having("rearranging")
 
 #: Operations that move elements.
 MOVES = _having("moving")
 
-#: What computes with all of an array, besides sums and other reductions.
+#: Operations on whole arrays, besides reductions.
 WHOLE = _having("whole")
 
-#: Reads of rows at computed places.
+#: Reads of rows at traced indices.
 READS = _having("read")
 
 #: Programs compute indices with these: equal operands and parameters give equal results.
@@ -129,9 +129,9 @@ OF_REFS = _having("ref")
 #: Operations that run the one jaxpr in their parameters, with their own operands.
 CALLS = _having("call")
 
-# --- what it costs -------------------------------------------------------------------------------------------------
+# --- cost -------------------------------------------------------------------------------------------------
 
-#: Operations on integers and bools that take no longer than to read their result from memory. None is a reduction.
+#: Operations on integers and bools that take no longer than a read of the result. None is a reduction.
 REPEATED = CHEAP | LOGIC | LAYOUT | _having("repeated")
 
 #: Functions that take many operations for each element.
@@ -140,29 +140,29 @@ TRANSCENDENTAL = _having("transcendental")
 #: Operations that take long for the size of their results.
 SLOW = _having("slow")
 
-#: What XLA makes again where it fuses it.
+#: Operations that XLA may duplicate into each fusion that uses the result.
 FUSED = _having("fused")
 
-#: The fused operations that XLA also computes again, as a whole, in a fusion with a slice of the result.
+#: The fused operations that XLA also duplicates as a whole into a fusion with a slice of the result.
 ARITHMETIC = _having("arithmetic")
 
-#: Operations of XLA's own that it repeats in no fusion.
+#: Operations that XLA duplicates into no fusion.
 ALONE = _having("alone")
 
-#: Operations that XLA for CPUs runs once, however many others use the result: it repeats what it takes to be cheap,
-#: even a sine. Quotients, powers and products are not here, as XLA may turn them into cheap operations.
+#: Operations that XLA for CPUs never duplicates, however many others use the result: it duplicates those that it takes
+#: for cheap, even a sine. XLA may turn quotients, powers and products into cheap operations, so they are not here.
 ONCE = _having("once")
 
-#: Functions that XLA for CPUs computes many times faster in vectors.
+#: Functions that XLA for CPUs vectorises, many times faster.
 VECTORISED = _having("vectorised")
 
-#: Primitives of JAX, also those of a version that is newer than the table, but for those that run code of others.
+#: Primitives of JAX, also newer ones than the table, except for those that run foreign code.
 OF_JAX = frozenset(x.name for x in vars(jax_primitives).values() if isinstance(x, Primitive)).union(KINDS)
 OF_JAX -= _having("foreign")
 
 
 def is_read(eqn: Equation) -> bool:
-    """Return whether the result is a part of the first operand, at a known or a computed place."""
+    """Return whether the result is a part of the first operand, at a constant or a traced index."""
     return eqn.primitive.name in READS or eqn.primitive.name == "slice"
 
 

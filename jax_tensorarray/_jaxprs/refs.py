@@ -1,10 +1,10 @@
-"""Discharge refs (`jax.new_ref`), for `in_place` before it looks for rows, and in loops of this library.
+"""Discharge refs (`jax.new_ref`): in `in_place`, before it looks for rows, and in loops of this library.
 
     ref[i] = jnp.sin(ref[j])
     # becomes
     b = b.at[i].set(jnp.sin(b[j]))
 
-JAX does so too before it compiles, but only after differentiation, where every read of a ref keeps all of it.
+JAX also discharges refs before it compiles, but after differentiation. Then every read has the whole ref as a residual.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,21 +27,21 @@ def as_arrays(jaxpr: Jaxpr) -> Any:
         return jaxpr
     try:
         return _compat.discharged(jaxpr)
-    except NotImplementedError:  # some primitive in it has no such form
+    except NotImplementedError:  # JAX has no rule for some primitive
         return jaxpr
 
 
 def _is_rule_with_refs(eqn: Equation) -> bool:
-    """Return whether this is a `custom_vjp` with refs: as arrays, its result could not be differentiated."""
+    """Return whether this is a `custom_vjp` with refs. After discharge it would have no derivative."""
     return eqn.primitive is jax_primitives.custom_vjp_call_p and _compat.makes_refs(eqn)
 
 
 def on_arrays(bind: Callable[..., Any], is_a_ref: Sequence[bool]) -> Callable[..., list[Array]]:
-    """Return a function that takes arrays instead of refs, and returns their final contents after the results."""
+    """Return a function with arrays instead of refs. It returns their final contents after the results."""
 
     def f(*args: Array) -> list[Array]:
-        given: list[Any] = [jax.new_ref(x) if flag else x for x, flag in zip(args, is_a_ref, strict=True)]
-        outs = bind(*given)
-        return [*outs, *(jax.freeze(x) for x, flag in zip(given, is_a_ref, strict=True) if flag)]
+        refs: list[Any] = [jax.new_ref(x) if flag else x for x, flag in zip(args, is_a_ref, strict=True)]
+        outs = bind(*refs)
+        return [*outs, *(jax.freeze(x) for x, flag in zip(refs, is_a_ref, strict=True) if flag)]
 
     return f

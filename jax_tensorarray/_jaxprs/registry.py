@@ -1,4 +1,4 @@
-"""Higher-order primitives: which operands their jaxprs take, and how to rebuild an equation around changed jaxprs."""
+"""Higher-order primitives: how their jaxprs take operands, and how to rebuild an equation around changed jaxprs."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -38,19 +38,19 @@ class Body(NamedTuple):
     num_carry: int = 0
 
     def inputs(self, of_operands: Sequence[T], missing: T) -> list[T]:
-        """Return what belongs to the inputs; `missing` for trailing inputs that are no operands."""
-        own = of_operands[self.first :]
-        made_inside = len(_compat.opened(self.jaxpr).invars) - self.leading - len(own)
-        return [*[missing] * self.leading, *own, *[missing] * made_inside]
+        """Map values of the operands to the inputs; `missing` for inputs that are no operands."""
+        of_inputs = of_operands[self.first :]
+        trailing = len(_compat.opened(self.jaxpr).invars) - self.leading - len(of_inputs)
+        return [*[missing] * self.leading, *of_inputs, *[missing] * trailing]
 
     def split(self, inputs: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
-        """Split what belongs to the inputs: to consts and what comes before them, to carries, and to slices."""
+        """Split values of the inputs into those of consts and inputs before them, of carries, and of slices."""
         a = self.leading + self.num_consts
         b = a + self.num_carry
         return list(inputs[:a]), list(inputs[a:b]), list(inputs[b:])
 
     def step(self, consts: Sequence[Array]) -> Callable[[Sequence[Array], Sequence[Array]], Step]:
-        """Return a step as a function of the carries and the slices, as `lax.scan` takes it."""
+        """Return a step as a function of the carries and the slices, for `lax.scan`."""
 
         def step(carry: Sequence[Array], xs: Sequence[Array]) -> Step:
             outs = jaxprs.function(_compat.closed(self.jaxpr))(*consts, *carry, *xs)
@@ -60,14 +60,14 @@ class Body(NamedTuple):
 
 
 class Change:
-    """A change of the jaxprs in an equation. They may take operands `before` and `after` their own.
+    """A change of the jaxprs in an equation. They may get more operands, `before` and `after` those of the equation.
 
     Operands and results of branches and of a checkpoint may be any pytrees of arrays.
     """
 
     before: Sequence[Array] = ()
     after: Sequence[Array] = ()
-    #: Whether `jvp` and `backward` accept and return symbolic zeros. If not, zeros of derivatives are arrays for them.
+    #: Whether `jvp` and `backward` accept and return symbolic zeros. Otherwise zeros of derivatives are arrays.
     takes_some = True
 
     def body(self, jaxpr: Jaxpr, *args: Any) -> list[Any]:
@@ -75,10 +75,10 @@ class Change:
         raise NotImplementedError
 
     def join(self, results: Sequence[list[Any]]) -> Callable[[int, list[Any], list[Any]], list[Any]] | None:
-        """Return how to give the results of all branches one structure: a join of the values, in a lattice.
+        """Return a function that gives the results of all branches one structure, or None: a join in a lattice.
 
         `results` are those of each branch, with types instead of arrays. The function takes the number of a branch, its
-        results and its operands. None stands for the identity.
+        results and its operands.
         """
         return None
 
@@ -86,8 +86,8 @@ class Change:
         """Return the policy of a checkpoint of changed jaxprs."""
         return policy
 
-    # A `custom_jvp` or `custom_vjp` holds its rules as functions, which JAX calls when it differentiates. So these
-    # methods change the derivative `f` of the call: a trace of `f` gives the equations of the rule. Only floats and
+    # The rules of a `custom_jvp` or `custom_vjp` are functions, which JAX calls when it differentiates. So these
+    # methods change the derivative `f` of the call: tracing `f` returns the equations of the rule. Only floats and
     # complex numbers have tangents and cotangents here. `primals` and `args` include `before`.
 
     def call(self, f: Callable[..., Any], *args: Any) -> Any:
@@ -103,30 +103,30 @@ class Change:
         return self.call(f, *args)
 
     def backward(
-        self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]
+        self, f: Callable[..., Any], before: Sequence[Array], residuals: Any, cts: list[Array]
     ) -> tuple[list[Array], Any]:
-        """Return the cotangents of the operands, and what else the rule returns, a pytree."""
-        operand_cts, more = self.call(f, kept, cts)
+        """Return the cotangents of the operands, and the other results of the rule, a pytree."""
+        operand_cts, more = self.call(f, residuals, cts)
         return list(operand_cts), more
 
-    def operands(self, own: Sequence[Array]) -> list[Array]:
-        return [*self.before, *own, *self.after]
+    def operands(self, of_eqn: Sequence[Array]) -> list[Array]:
+        return [*self.before, *of_eqn, *self.after]
 
     def traced(self, jaxpr: Jaxpr, operands: Sequence[Array]) -> Any:
-        """Return the changed jaxpr, for all of its operands."""
+        """Return the changed jaxpr for all operands."""
         return jax.make_jaxpr(functools.partial(self.body, _compat.closed(jaxpr)))(*map(jax.typeof, operands))
 
 
 class Entry(NamedTuple):
     """A primitive that runs jaxprs."""
 
-    #: "inlined" if it means the same as its jaxpr in its place, "rules" if it has rules of its own for derivatives,
-    #: "divided" over devices, "checkpoint", "branches" or "loop"
+    #: "inlined" if its jaxpr can replace the equation, "rules" if it has custom derivatives, "divided" over devices,
+    #: "checkpoint", "branches" or "loop"
     kind: str
     bodies: Callable[[Params], list[Body]]  #: from the parameters
-    #: Runs an equation with changed jaxprs. It returns None if these cannot be changed.
+    #: Runs an equation with changed jaxprs, or returns None if they cannot change.
     rebuild: Callable[[Any, Sequence[Any], Change], list[Any] | None] = lambda eqn, operands, change: None
-    #: Maps the parameters, other jaxprs, and how many results these have more, to the new parameters.
+    #: Maps the parameters, other jaxprs, and how many more results these have, to the new parameters.
     with_bodies: Callable[[Params, Sequence[Any], int], Params] | None = None
 
 
@@ -135,7 +135,7 @@ def entry_of(eqn: Equation) -> Entry:
 
 
 def inlined(eqn: Equation, *, with_options: bool = False) -> Any:
-    """Return the closed jaxpr that an equation stands for, None if there is none.
+    """Return the closed jaxpr that can replace an equation, or None.
 
     A `jit` with shardings, layouts or compiler options of its own is inlined only `with_options`.
     """
@@ -152,9 +152,9 @@ def inlined(eqn: Equation, *, with_options: bool = False) -> Any:
 def without_calls(
     jaxpr: Jaxpr, *, without: Callable[[Equation], bool] = lambda eqn: False
 ) -> Callable[..., list[Array]]:
-    """Return a closed jaxpr as a function of flat arguments, with the calls inlined that have no options.
+    """Return a closed jaxpr as a function of flat arguments. It inlines calls without options.
 
-    Checkpoints for which `without` is true are inlined, too.
+    It also inlines the checkpoints for which `without` is true.
     """
 
     def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
@@ -167,9 +167,8 @@ def without_calls(
 def reached(jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
     """Return which outputs may have a derivative with respect to a flagged input.
 
-    Such a path consists of floats and complex numbers, without `stop_gradient`. It is followed into control flow only
-    as far as JAX does: an output that is wrongly taken to depend on an input may be a `custom_vjp` without such a
-    derivative.
+    A path between the two has floats and complex numbers only, and no `stop_gradient`. We follow it into control flow
+    only as far as JAX does: with a wrong dependency, JAX may differentiate a `custom_vjp` that has no such derivative.
     """
     return _flow(jaxpr, flags, lambda eqn, operands: None)
 
@@ -177,7 +176,7 @@ def reached(jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
 def each_reached(jaxpr: Jaxpr, flags: Sequence[bool], visit: Callable[[Any, list[bool]], None]) -> None:
     """Call `visit` with each differentiable equation and the flags of its operands that depend on the inputs.
 
-    Those of its jaxprs are not visited.
+    The equations of nested jaxprs are not visited.
     """
     _flow(jaxpr, flags, visit)
 
@@ -194,7 +193,7 @@ def _flow(jaxpr: Jaxpr, flags: Sequence[bool], visit: Callable[[Any, list[bool]]
         if any(operands) and eqn.primitive.name != "stop_gradient":
             visit(eqn, operands)
             entry = entry_of(eqn)
-            # A rule `OfCall` differentiates what the call runs, so its zeros are those of the jaxpr.
+            # A rule `OfCall` differentiates the jaxpr of the call, so it has the same zeros.
             follows = entry.kind not in ("rules", "divided") or isinstance(eqn.params.get("rule"), OfCall)
             of_bodies = [reached_in(body, operands) for body in entry.bodies(eqn.params) if follows]
             if of_bodies:
@@ -209,7 +208,7 @@ def _flow(jaxpr: Jaxpr, flags: Sequence[bool], visit: Callable[[Any, list[bool]]
 
 
 def _returns_zeros(eqn: Equation) -> bool:
-    """Return whether the rule of a `custom_jvp` can say that a result has no tangent."""
+    """Return whether the rule of a `custom_jvp` can return a symbolic zero."""
     return eqn.params.get("symbolic_zeros") is True or isinstance(eqn.params.get("rule"), By)
 
 
@@ -250,20 +249,20 @@ def _cond(eqn: Equation, operands: Sequence[Any], change: Change) -> list[Any]:
 
 
 class _Entered:
-    """Branches or a checkpoint, changed: their jaxprs, which take and return arrays.
+    """The changed jaxprs of branches or of a checkpoint, as functions of arrays.
 
-    An array that several operands share is passed once. A result that each branch passes on is not returned.
+    They take an array once that several operands share, and do not return an array that all of them forward.
     """
 
     def __init__(self, bodies: Sequence[Jaxpr], operands: Sequence[Any], change: Change) -> None:
         leaves, self.tree = jax.tree.flatten(list(operands))
         self.arrays: list[Array] = list({id(x): x for x in leaves}.values())
         numbers = {id(x): k for k, x in enumerate(self.arrays)}
-        self.places = [numbers[id(x)] for x in leaves]
+        self.positions = [numbers[id(x)] for x in leaves]
         self.owners = [k for k, x in enumerate(operands) for _ in jax.tree.leaves(x)]
         types = list(map(jax.typeof, self.arrays))
         traced = [
-            jaxprs.Traced(lambda *args, own=body: change.body(_compat.closed(own), *self.operands(args)), types)
+            jaxprs.Traced(lambda *args, body=body: change.body(_compat.closed(body), *self.operands(args)), types)
             for body in bodies
         ]
         if (alike := change.join([of.outs for of in traced])) is not None:
@@ -272,32 +271,35 @@ class _Entered:
                 for b, of in enumerate(traced)
             ]
         self.outs = jax.tree.structure(traced[0].outs)
-        same = [set(of) for of in zip(*(of.passed for of in traced), strict=True)]
-        self.passed = [x.pop() if len(x) == 1 else None for x in same]
-        own = [x is None for x in self.passed]
+        same = [set(of) for of in zip(*(of.forwarded for of in traced), strict=True)]
+        self.forwarded = [x.pop() if len(x) == 1 else None for x in same]
+        computed = [x is None for x in self.forwarded]
         self.jaxprs = [
-            of.jaxpr if all(own) else jaxprs.part_of(of.jaxpr, tuple(own), (True,) * len(types))[0] for of in traced
+            of.jaxpr if all(computed) else jaxprs.part_of(of.jaxpr, tuple(computed), (True,) * len(types))[0]
+            for of in traced
         ]
 
     def operands(self, arrays: Sequence[Array]) -> list[Any]:
-        return list(jax.tree.unflatten(self.tree, [arrays[k] for k in self.places]))
+        return list(jax.tree.unflatten(self.tree, [arrays[k] for k in self.positions]))
 
     def of_arrays(self, flags: Sequence[bool]) -> list[bool]:
         """Return which arrays belong to a flagged operand."""
-        found = {place for place, owner in zip(self.places, self.owners, strict=True) if flags[owner]}
-        return [k in found for k in range(len(self.arrays))]
+        positions = {k for k, owner in zip(self.positions, self.owners, strict=True) if flags[owner]}
+        return [k in positions for k in range(len(self.arrays))]
 
     def values(self, results: Sequence[Array]) -> list[Any]:
-        """Return the results of the equation, from those of its jaxprs."""
+        """Return the results of the equation from those of its jaxprs."""
         rest = iter(results)
-        return list(jax.tree.unflatten(self.outs, [next(rest) if k is None else self.arrays[k] for k in self.passed]))
+        return list(
+            jax.tree.unflatten(self.outs, [next(rest) if k is None else self.arrays[k] for k in self.forwarded])
+        )
 
 
 def _custom_jvp(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array]:
     operands, first = change.operands(operands), len(change.before)
-    changed, own = change.traced(eqn.params["call_jaxpr"], operands), eqn.params.get("rule")
-    if isinstance(own, OfCall):
-        return with_rule(changed, operands, own)
+    changed, original = change.traced(eqn.params["call_jaxpr"], operands), eqn.params.get("rule")
+    if isinstance(original, OfCall):
+        return with_rule(changed, operands, original)
 
     def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
@@ -323,35 +325,35 @@ def _custom_vjp(eqn: Equation, operands: Sequence[Array], change: Change) -> lis
     operands, first = change.operands(operands), len(change.before)
     f = jax.custom_vjp(jaxprs.function(change.traced(eqn.params["call_jaxpr"], operands)))
 
-    # Both rules know which operands have derivatives. Some rules ask for it. The first operands, which JAX has closed
-    # over, have none, and `rules.forward` refuses them.
+    # Both rules know which operands have derivatives, because some rules ask for it. JAX has closed over the first
+    # operands, so they have no derivatives, and `rules.forward` does not take them.
     def forward(*args: Any) -> Any:
         values, has_tangent = [x.value for x in args], [x.perturbed for x in args]
-        fixed: list[Any] = []  # residuals that are no arrays, and known while `backward` is traced; None for arrays
+        fixed: list[Any] = []  # the residuals that are no arrays, for the trace of `backward`; None for arrays
 
         def of(*values: Array) -> Any:
-            outs, kept = rules.forward(values[first:], has_tangent[first:])
-            fixed[:] = [None if isinstance(x, jax.Array) else x for x in kept]
-            return outs, [x for x in kept if isinstance(x, jax.Array)]
+            outs, residuals = rules.forward(values[first:], has_tangent[first:])
+            fixed[:] = [None if isinstance(x, jax.Array) else x for x in residuals]
+            return outs, [x for x in residuals if isinstance(x, jax.Array)]
 
-        outs, kept = change.forward(of, *values)
-        return outs, (values[:first], kept, fixed)
+        outs, arrays = change.forward(of, *values)
+        return outs, (values[:first], arrays, fixed)
 
     def backward(residuals: Any, cts: Sequence[Any]) -> tuple[Any, Any]:
         cts = cts if asks else [_instantiated(ct) for ct in cts]
         has_ct = [not is_any_zero(ct) for ct in cts]
-        is_made: list[bool] = []
+        is_nonzero: list[bool] = []
 
-        def of(kept: list[Array], some: list[Array]) -> tuple[list[Array], Any]:
-            kept = merge(kept, [x is None for x in fixed], fixed)
-            operand_cts, log = rules.backward(kept, merge(some, has_ct, cts))
+        def of(arrays: list[Array], some: list[Array]) -> tuple[list[Array], Any]:
+            all_residuals = merge(arrays, [x is None for x in fixed], fixed)
+            operand_cts, log = rules.backward(all_residuals, merge(some, has_ct, cts))
             operand_cts = operand_cts if change.takes_some else [_instantiated(x) for x in operand_cts]
-            is_made[:] = [not is_any_zero(x) for x in operand_cts]
-            return flagged(operand_cts, is_made), log
+            is_nonzero[:] = [not is_any_zero(x) for x in operand_cts]
+            return flagged(operand_cts, is_nonzero), log
 
-        before, kept, fixed = residuals
-        operand_cts, log = change.backward(of, before, kept, flagged(cts, has_ct))
-        flags = [*[False] * first, *is_made]
+        before, arrays, fixed = residuals
+        operand_cts, log = change.backward(of, before, arrays, flagged(cts, has_ct))
+        flags = [*[False] * first, *is_nonzero]
         return tuple(merge(operand_cts, flags, [None] * len(flags))), log
 
     _compat.define_vjp(f, forward, backward)
@@ -359,9 +361,9 @@ def _custom_vjp(eqn: Equation, operands: Sequence[Array], change: Change) -> lis
 
 
 def _instantiated(ct: Any) -> Any:
-    """Return a tangent or cotangent as an array, that of integers as one of float0.
+    """Return a tangent or cotangent as an array: of dtype float0 for integers.
 
-    The zero for a value that a `custom_vjp` closes over has the type of that value, which may be an integer.
+    If a `custom_vjp` closes over a value, its zero has the type of the value, which may be an integer.
     """
     if not isinstance(ct, ad.Zero | SymbolicZero):
         return ct
@@ -389,12 +391,12 @@ def _shard_map(eqn: Equation, operands: Sequence[Array], change: Change) -> list
 
 
 def scan_options(params: Params) -> Params:
-    """Return the arguments of `lax.scan` that the parameters of its primitive stand for."""
+    """Return the arguments of `lax.scan` from the parameters of its primitive."""
     return {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
 
 
 def _run_scan(eqn: Equation, operands: Sequence[Any], change: Change) -> list[Array]:
-    """Run a scan with a changed body. Further results are stacked. Consts may be anything that the body takes."""
+    """Run a scan with a changed body, and stack its further results. Consts may be anything that the body takes."""
     [loop] = _scan(eqn.params)
     consts, carry, xs = loop.split(operands)
     body, n = functools.partial(change.body, _compat.closed(loop.jaxpr)), len(carry)
@@ -408,11 +410,11 @@ def _run_scan(eqn: Equation, operands: Sequence[Any], change: Change) -> list[Ar
 
 
 def _run_while(eqn: Equation, operands: Sequence[Any], change: Change) -> list[Array] | None:
-    """Run a `while_loop` with a changed predicate and body. Their consts may be anything that these take."""
+    """Run a `while_loop` with a changed predicate and body. Consts may be anything that these take."""
     [loop] = _while(eqn.params)
     predicate, of_predicate = _compat.closed(eqn.params["cond_jaxpr"]), operands[: loop.first]
     consts, carry, _ = loop.split(operands[loop.first :])
-    if predicate.out_avals[0].shape:  # only the primitive has those: each example ends by itself
+    if predicate.out_avals[0].shape:  # a batched predicate: `lax.while_loop` does not take one
         return None
 
     def goes_on(carry: list[Array]) -> Array:
@@ -454,7 +456,7 @@ def _of_jit(params: Params, new: Sequence[Any], more: int) -> Params:
 
 _OTHER = Entry("", lambda params: [])
 
-#: By the name of the primitive, since some are private. Each loop of this library adds its own.
+#: Entries by the name of the primitive, because some are private. Each loop of this library adds its own.
 ENTRIES = {
     **dict.fromkeys(("jit", "pjit"), Entry("inlined", _in("jaxpr"), with_bodies=_of_jit)),
     **dict.fromkeys(("closed_call", "core_call"), Entry("inlined", _in("call_jaxpr"))),

@@ -1,4 +1,4 @@
-"""Use-def chains of a jaxpr: who makes and uses each variable, and which variables are versions of one buffer."""
+"""Use-def chains of a jaxpr, and which variables are versions of one buffer."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,14 +12,14 @@ from jax_tensorarray._types import Equation
 
 
 class Use(NamedTuple):
-    """A use of a variable: as the operand of that number."""
+    """A use of a variable as an operand of an equation."""
 
-    eqn: Any  #: an `Equation`; None if it is an output of the jaxpr
-    operand: int
+    eqn: Any  #: an `Equation`; None for the outputs of the jaxpr
+    operand: int  #: its number
 
 
 class Uses:
-    """The definitions and uses of the variables of a jaxpr. Those of jaxprs nested in it are not looked at."""
+    """The definitions and uses of the variables of a jaxpr, without nested jaxprs."""
 
     def __init__(self, jaxpr: Jaxpr) -> None:
         self.jaxpr = _compat.opened(jaxpr)
@@ -44,9 +44,9 @@ class Uses:
         return self._uses.get(v, [])
 
     def root(self, v: Any) -> int | None:
-        """Return the number of the input that a variable is a version of, None if there is none.
+        """Return the number of the input that a variable is a version of, or None.
 
-        A version is made by updates of rows, one after the other, perhaps in a `jit`.
+        Updates of rows, one after the other, make versions, perhaps in a `jit`.
         """
         while (eqn := self.maker(v)) is not None:
             if (inner := registry.inlined(eqn)) is not None:

@@ -330,7 +330,7 @@ def _is_exact(v: Any) -> bool:
 
 def _may_raise(eqn: Equation) -> bool:
     """Return whether an equation may raise an error: then it must not be evaluated for a loop of no steps."""
-    if jaxprs.is_of_ours(eqn) and (may_raise(eqn.params) or jaxprs.raises_at_its_end(eqn)):
+    if jaxprs.is_of_ours(eqn) and (may_raise(eqn.params) or jaxprs.raises_at_end(eqn)):
         return True
     return any(_may_raise(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
 

@@ -6,17 +6,17 @@
 - `absolute` rewrites absolute values that XLA gets wrong.
 - `bounds` finds the indices that need no check, `repeated` reads each row once, and `uses` finds the ops that need no
   order.
-- `record` has loops carry the first index that is out of range.
+- `record` makes loops carry the first index that is out of range.
 - `branches` reshapes conditionals, and `ordering` puts reads before updates.
-- `slices` makes XLA's own slices, gathers and scatters of ops: `choice` chooses the ops, `agreement` has all ops on one
-  buffer agree, and `slicing` has the functions.
-- `columns` keeps factors of solves by columns.
-- `deferred` has the calls in a program for several devices raise at its end.
+- `slices` turns ops into XLA's own slices, gathers and scatters: `choice` chooses the ops, `agreement` gives all ops on
+  one buffer the same form, and `slicing` has the functions.
+- `columns` stores the factors of triangular solves by columns.
+- `deferred` moves the errors of a program for several devices to its end.
 
 Until `slices`, the index of an op says where boxes start along each axis, and examples may share it. A kernel takes the
-numbers of all rows in each example: `slicing.flat` gives them to the ops that stay.
+numbers of all rows of each example, so `slicing.flat` computes them for the ops that remain calls.
 
 After `expand`, the passes read a program by `scopes`, its ops by `ownership` and `aliases`, and their lines by
-`places`. They make equations by `equations`, often of functions in `_ops.starts`. Each pass leaves a program that can
+`places`. They make equations by `equations`, often by tracing functions of `_ops.starts`. The result of each pass can
 be printed and run.
 """

@@ -1,12 +1,12 @@
-"""Write absolute values of integers as selects, since XLA takes them to be non-negative.
+"""Write absolute values of integers as selects, because XLA assumes them to be non-negative.
 
     y = abs(x)
     # becomes
     y = select(x < 0, -x, x)
 
 The absolute value of the least integer is negative. XLA's compiler of fusions forgets that (`SimplifyArithPass`, in all
-versions from jaxlib 0.10.2 to 0.12). It drops the comparisons of an index with 0 that leave a row out or keep a slice
-inside its array. It recognises an absolute value only if it is written with `x >= 0`. The machine code is the same.
+versions from jaxlib 0.10.2 to 0.12). It then drops comparisons of an index with 0, which skip a row or clip a slice.
+It recognises an absolute value only if the select compares `x >= 0`. The machine code is the same.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from jax_tensorarray._types import Equation
 
 
 def write_out(jaxpr: Any) -> Any:
-    """Write every absolute value of signed integers as `where(x < 0, -x, x)`, since any may be part of an index."""
+    """Write every absolute value of signed integers as `where(x < 0, -x, x)`, because any may be part of an index."""
     return rebuilt(Scope(jaxpr), _written_out)
 
 

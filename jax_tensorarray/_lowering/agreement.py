@@ -1,11 +1,14 @@
-"""Agree on one form for each buffer: in loops all ops on it are slices, or all are calls, and so outside of loops.
+"""Give all ops on one buffer the same form: all are slices or all are calls, in loops and again outside of loops.
+
+    row = dynamic_slice(b, i)         row = ta_read(b, i)
+    b = ta_swap(b, j, x)              b = ta_swap(b, j, x)      # a call, so the read is also one
 
 A call demands a layout. After a barrier XLA may choose another one for a slice, and it copies the buffer to convert it.
 The buffers are the classes of a union-find over the values that may be one buffer.
 
 Without an agreement, a loop that reads and writes one row of a buffer of 1 MB, and swaps 20 others by a call, copies
 the buffer twice per step. A step takes 145 us instead of 4 (jax 0.12), and 164 instead of 3 (jax 0.10.2; 29 November
-2026). The agreement changes two programs of `benchmarks.harm`, which copy and take as much without it.
+2026). The agreement changes two programs of `benchmarks.harm`: both have as many copies and take as long without it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +30,7 @@ Rewrites = Sequence[tuple[Equation, Rewrite | None]]
 
 
 def agreed(chosen: Mapping[Scope, Rewrites]) -> dict[Scope, Rewrites]:
-    """Drop rewrites so that no buffer passes from a slice to a call or back, neither in loops nor outside of them."""
+    """Drop each rewrite whose buffer is also passed to a call: in loops, and again outside of loops."""
     buffers: UnionFind[tuple[Scope, Any]] = UnionFind()
     for scope in chosen:
         for eqn in scope.jaxpr.eqns:
@@ -45,11 +48,12 @@ def agreed(chosen: Mapping[Scope, Rewrites]) -> dict[Scope, Rewrites]:
         if rewrite is None and has_buffer(eqn) and not is_packed(eqn.invars[0].aval.dtype)
     }
 
-    def kept(scope: Scope, eqn: Equation, rewrite: Rewrite | None) -> Rewrite | None:
+    def rewrite_of(scope: Scope, eqn: Equation, rewrite: Rewrite | None) -> Rewrite | None:
         return None if rewrite is not None and rewrite.passes_on and buffer_of(scope, eqn) in called else rewrite
 
     return {
-        scope: [(eqn, kept(scope, eqn, rewrite)) for eqn, rewrite in rewrites] for scope, rewrites in chosen.items()
+        scope: [(eqn, rewrite_of(scope, eqn, rewrite)) for eqn, rewrite in rewrites]
+        for scope, rewrites in chosen.items()
     }
 
 

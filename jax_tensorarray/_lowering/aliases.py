@@ -13,10 +13,10 @@ from jax_tensorarray._types import Equation
 
 
 def aliased(eqn: Equation) -> Sequence[tuple[int, int]]:
-    """Map operands to the results that share their memory, by number.
+    """Return pairs (operand, result), by number, that share memory.
 
-    `jax.ffi` and Pallas have a parameter that says so. The lowering rule of another primitive may make such a call,
-    too. So the primitive is lowered once for each type of its operands.
+    `jax.ffi` and Pallas state the pairs in a parameter. The lowering rule of another primitive may also make such a
+    call, so we lower the primitive once for each type of its operands.
     """
     if (pairs := eqn.params.get("input_output_aliases")) is not None:
         return [*pairs.items()] if isinstance(pairs, dict) else list(pairs)
@@ -25,19 +25,21 @@ def aliased(eqn: Equation) -> Sequence[tuple[int, int]]:
     if any(True for _ in jaxprs.jaxprs_in(eqn.params)) or _compat.traced_lowering(eqn.primitive) is not None:
         return ()
     key = eqn.primitive, str(sorted(eqn.params.items())), tuple(v.aval for v in eqn.invars)
-    if key not in _known:
-        _known[key] = _made(eqn)
-    return _known[key]
+    if key not in _cache:
+        _cache[key] = _aliases_in_text(eqn)
+    return _cache[key]
 
 
-_known: dict[Any, Sequence[tuple[int, int]]] = {}
+_cache: dict[Any, Sequence[tuple[int, int]]] = {}
 
 
 def _is_of_jax(eqn: Equation) -> bool:
     return getattr(primitives, f"{eqn.primitive.name}_p".replace("-", "_"), None) is eqn.primitive
 
 
-def _made(eqn: Equation) -> Sequence[tuple[int, int]]:
+def _aliases_in_text(eqn: Equation) -> Sequence[tuple[int, int]]:
+    """Return the pairs of the only custom call in the lowering of an equation."""
+
     def call(*operands: Any) -> Any:
         return eqn.primitive.bind(*operands, **eqn.params)
 
@@ -48,12 +50,12 @@ def _made(eqn: Equation) -> Sequence[tuple[int, int]]:
     call_text = re.search(r"stablehlo\.custom_call @[\w.]+\((.*?)\)(.*)", text)
     if call_text is None:
         return ()
-    passed = {
+    behind_barriers = {
         f"{name}#{k}" if count else name: operand
         for name, count, operands in re.findall(r"(%\w+)(:\d+)? = stablehlo\.optimization_barrier ([^:]*) :", text)
         for k, operand in enumerate(operands.split(", "))
     }
-    operands = [re.fullmatch(r"%arg(\d+)", passed.get(x.strip(), x.strip())) for x in call_text[1].split(",")]
+    operands = [re.fullmatch(r"%arg(\d+)", behind_barriers.get(x.strip(), x.strip())) for x in call_text[1].split(",")]
     pairs = [(operands[int(k)], int(n or 0)) for n, k in _ALIAS.findall(call_text[2])]
     return [(int(operand[1]), n) for operand, n in pairs if operand is not None and n < len(eqn.outvars)]
 

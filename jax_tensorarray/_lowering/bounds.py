@@ -4,9 +4,9 @@
     # becomes
     row = ta_read[checked="in range" ...] b i
 
-The bounds of a value are the least and the greatest number that any of its elements may be. They follow from the
-equations that make it, on every path that the program may take, and by induction for a carry. A number that wraps or is
-data has no bounds, and the index is checked (`record`).
+The bounds of a value are the least and the greatest number that its elements can be. They follow from the equations
+that compute it, on every path through the program, and by induction for a carry. Numbers that may wrap, and data, have
+no bounds: `record` checks such an index.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,9 +17,8 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import kinds
-from jax_tensorarray._lowering.equations import Block, has_type_of
+from jax_tensorarray._lowering.equations import Atom, Block, has_type_of
 from jax_tensorarray._lowering.scopes import (
-    Atom,
     Scope,
     added_by_step,
     addresses_rows,
@@ -35,7 +34,7 @@ from jax_tensorarray._types import Equation
 
 Bounds = tuple[int, int]
 
-#: Values that are made by a longer chain of equations are not looked at.
+#: The longest chain of equations that we follow to the bounds of a value.
 _DEEPEST = 50
 
 #: Operations that return elements of some operands as they are, or in another dtype.
@@ -46,7 +45,7 @@ _CHOOSING = {
     "dynamic_update_slice": slice(2),
     "select_n": slice(1, None),
 }
-#: The bounds that these operations make of the bounds of two operands; a bool is 0 or 1.
+#: The bounds of a result, computed from the bounds of two operands; a bool is 0 or 1.
 _COMBINING: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
     "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
     "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
@@ -66,10 +65,10 @@ _COMBINING: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
 
 
 def mark_those_in_range(jaxpr: Any, *, keeps_selects: bool = False) -> Any:
-    """Mark every row op and check whose index is provably in range: its parameter `checked` says so.
+    """Set `checked="in range"` on every row op and check whose index is provably in range.
 
-    Its index becomes simpler, if it may. `keeps_selects` is for GPUs: arithmetic costs nothing there, and XLA repeats a
-    cheap index in two kernels. Then neither sees that the other starts in the same place.
+    We also simplify the index. With `keeps_selects`, for GPUs, selects stay: arithmetic costs nothing there, and XLA
+    duplicates a cheap index into two kernels. Then XLA no longer sees that both use the same row.
     """
     return _marked(Scope(jaxpr), BoundsOf(keeps_selects=keeps_selects))
 
@@ -81,9 +80,9 @@ def _marked(scope: Scope, bounds: "BoundsOf") -> Any:
         if addresses_rows(eqn):
             number = index_number(eqn)
             index = eqn.invars[number]
-            if all(_is_in_range(bounds(scope, x), places) for x, places in _starts_and_places(scope, eqn, index)):
+            if all(_is_in_range(bounds(scope, x), count) for x, count in _starts_and_counts(scope, eqn, index)):
                 _simplified(scope, index, bounds, block, simple)
-                block.names.update(simple)  # for all that comes after this, or XLA would compute both
+                block.names.update(simple)  # for all later equations, or XLA would compute both indices
                 eqn, changed = eqn.replace(params=eqn.params | {"checked": "in range"}), True
         elif inner := inner_scopes(scope, eqn):
             new = [_marked(x, bounds) for x in inner]
@@ -96,27 +95,27 @@ def _marked(scope: Scope, bounds: "BoundsOf") -> Any:
 
 
 def _drop_unused(block: Block, outvars: Iterable[Atom]) -> None:
-    """Drop the numbers that were made for what is simpler now."""
-    needed = {x for x in map(block.read, outvars) if not isinstance(x, Literal)}
-    kept = []
+    """Drop equations that only the index before its simplification used: dead-code elimination."""
+    uses = {x for x in map(block.read, outvars) if not isinstance(x, Literal)}
+    live = []
     for eqn in reversed(block.eqns):
-        if eqn.primitive.name not in kinds.FUSED or not needed.isdisjoint(eqn.outvars):
-            kept.append(eqn)
-            needed.update(x for x in eqn.invars if not isinstance(x, Literal))
-    block.eqns = kept[::-1]
+        if eqn.primitive.name not in kinds.FUSED or not uses.isdisjoint(eqn.outvars):
+            live.append(eqn)
+            uses.update(x for x in eqn.invars if not isinstance(x, Literal))
+    block.eqns = live[::-1]
 
 
-def _starts_and_places(scope: Scope, eqn: Equation, index: Atom) -> Iterable[tuple[Atom, int | None]]:
-    """Return, for each axis, where an op starts, and in how many places it can start unless the program computes it."""
+def _starts_and_counts(scope: Scope, eqn: Equation, index: Atom) -> Iterable[tuple[Atom, int | None]]:
+    """Return for each axis the start of an op, and how many starts are in range: None if the program computes that."""
     if eqn.primitive is ta_check_p:
         return [(index, scope.constant(eqn.invars[1]))]
     sizes = sizes_of(eqn.invars[0].aval, eqn.params)
-    places = [size - count + 1 for size, count in zip(sizes, box_along(sizes, eqn.params["window"]), strict=True)]
-    return zip(joined_columns(scope, index, len(sizes)) or [index] * len(sizes), places, strict=True)
+    counts = [size - rows + 1 for size, rows in zip(sizes, box_along(sizes, eqn.params["window"]), strict=True)]
+    return zip(joined_columns(scope, index, len(sizes)) or [index] * len(sizes), counts, strict=True)
 
 
-def _is_in_range(bounds: Bounds | None, places: int | None) -> bool:
-    return bounds is not None and places is not None and 0 <= bounds[0] <= bounds[1] < places
+def _is_in_range(bounds: Bounds | None, count: int | None) -> bool:
+    return bounds is not None and count is not None and 0 <= bounds[0] <= bounds[1] < count
 
 
 def _simplified(scope: Scope, atom: Atom, bounds: "BoundsOf", block: Block, done: dict[Any, Atom]) -> Atom:
@@ -162,9 +161,9 @@ def _fewer(scope: Scope, atom: Any, eqn: Equation, bounds: "BoundsOf", block: Bl
 
 
 def _joined_piece(scope: Scope, eqn: Equation) -> Atom | None:
-    """Return the operand of a concatenation that a slice takes out again, or None."""
+    """Return the operand of a concatenation that a slice is equal to, or None."""
     if set(eqn.params["strides"] or ()) - {1}:
-        return None  # its parts may be of several
+        return None  # its elements may come from several operands
     joined = scope.maker(eqn.invars[0], "concatenate")
     if joined is None:
         return None
@@ -182,7 +181,7 @@ _KEEPING = frozenset(("add", "broadcast_in_dim", "clamp", "concatenate", "mul", 
 
 
 class BoundsOf:
-    """Finds the bounds of a value, or None."""
+    """Finds the bounds of values. None means that there are no bounds."""
 
     def __init__(self, outer: "BoundsOf | None" = None, *, keeps_selects: bool = False) -> None:
         self.bounds_of: dict[tuple[Scope, Any], Bounds | None] = {}
@@ -197,7 +196,7 @@ class BoundsOf:
             return _of_array(atom.val)
         key = scope, atom
         if key not in self.bounds_of:
-            self.bounds_of[key] = None  # meanwhile: what depends on itself has none
+            self.bounds_of[key] = None  # meanwhile: a value that depends on itself has no bounds
             if self.depth < _DEEPEST:
                 self.depth += 1
                 eqn = scope.maker(atom)
@@ -237,8 +236,8 @@ class BoundsOf:
         if name == "and" and self._exclude_each_other(scope, *operands):
             return 0, 0
         if name in _COMBINING:
-            left, right = (self(scope, x) for x in operands)
-            return None if left is None or right is None else _COMBINING[name](left, right)
+            a, b = (self(scope, x) for x in operands)
+            return None if a is None or b is None else _COMBINING[name](a, b)
         number = next(k for k, v in enumerate(eqn.outvars) if v is atom)
         if name == "cond":
             return _union([self(inner, inner.jaxpr.outvars[number]) for inner in scope.branches(eqn)])
@@ -252,10 +251,10 @@ class BoundsOf:
         return None
 
     def _exclude_each_other(self, scope: Scope, signs_differ: Atom, has_rest: Atom) -> bool:
-        """Return whether two conditions of jnp, which both hold if a quotient is rounded down, can never both hold.
+        """Return whether `sign(x) != 1` and `remainder(x, y) != 0` exclude each other: if `x` is not negative.
 
-        They are `sign(x) != 1` and `remainder(x, y) != 0`. If x is not negative, only 0 has another sign, and it has no
-        remainder.
+        `jnp` rounds a quotient down if both conditions hold. Only 0 is not negative and has another sign than 1, and
+        its remainder is 0.
         """
         signs, rest = (scope.operands(_bare(scope, condition), "ne") for condition in (signs_differ, has_rest))
         if not signs or not rest or self(scope, signs[1]) != (1, 1) or scope.constant(rest[1]) != 0:
@@ -266,7 +265,7 @@ class BoundsOf:
         return bounds is not None and bounds[0] >= 0
 
     def _carried(self, scope: Scope, loop: Equation, number: int, *, in_step: bool) -> Bounds | None:
-        """Return the bounds of a carried value: when a step begins or, if not `in_step`, also after the last one."""
+        """Return the bounds of a carried value when a step begins or, without `in_step`, also after the last one."""
         start, body = self(scope, init_of(loop, number)), scope.body(loop)
         if start is None:
             return None
@@ -274,15 +273,16 @@ class BoundsOf:
             most = self._most_steps(scope, loop) if by else 0
             moved = None if most is None else by * max(most - in_step, 0)
             return None if moved is None else (start[0] + min(moved, 0), start[1] + max(moved, 0))
-        if self.assumes:  # one induction in another would take long
+        if self.assumes:  # an induction within an induction would take long
             return None
         after = body, body.jaxpr.outvars[number]
         carried = body, body.jaxpr.invars[loop.params["body_nconsts"] + number]
-        kept = _union([start, self._after_step(after, carried, start)])
-        return kept if kept is not None and kept == _union([kept, self._after_step(after, carried, kept)]) else None
+        bounds = _union([start, self._after_step(after, carried, start)])
+        is_fixed = bounds is not None and bounds == _union([bounds, self._after_step(after, carried, bounds)])
+        return bounds if is_fixed else None
 
     def _after_step(self, value: tuple[Scope, Atom], carried: tuple[Scope, Any], bounds: Bounds) -> Bounds | None:
-        """Return the bounds of a value on the assumption that `carried` has those bounds."""
+        """Return the bounds of a value if `carried` has these bounds."""
         inside = BoundsOf(self)
         inside.bounds_of.update({key: b for key, b in self.bounds_of.items() if b is not None})
         inside.bounds_of[carried] = bounds
@@ -313,7 +313,7 @@ def _less_than(scope: Scope, predicate: Atom) -> Iterator[tuple[Atom, Atom]]:
 
 
 def _bare(scope: Scope, predicate: Atom) -> Atom:
-    """Return a bool without the operations that turn it into a bool again."""
+    """Strip conversions of a bool to a bool, such as `b != 0`."""
     while True:
         differ = scope.operands(predicate, "ne")
         is_bool = differ and scope.constant(differ[1]) == 0

@@ -1,8 +1,8 @@
-"""Conditionals whose branches update buffers, in the form that XLA before 0.12 runs in place.
+"""Rewrite conditionals whose branches update buffers to a form that XLA before 0.12 runs in place.
 
     b = switch(i, [write, read, add], b)
 
-    x = cond(i == 1, keep, read, b)    # first the branches that update nothing
+    x = cond(i == 1, keep, read, b)    # first the branches that only read
     b = cond(i == 0, keep, write, b)
     b = cond(i == 2, keep, add, b)
 
@@ -13,14 +13,14 @@ Any other conditional whose earlier branches update buffers becomes a chain of t
 passes the results so far on or, as its last branch, runs one of the original branches. Exactly one does the latter.
 
 The pass runs only before jaxlib 0.12, where it is worth its code. It changes 12 of 471 programs and gradients of
-`benchmarks.harm`. Without it, 11 of these touch whole buffers 2 to 18 times per step, and nine take 2.6 to 43 times as
+`benchmarks.harm`. Without it, 11 of the 12 touch whole buffers 2 to 18 times per step, and nine take 2.6 to 43 times as
 long as with it, about as long as in plain JAX (jax 0.10.2, 29 November 2026, buffers of 4 and 16 KB). On 0.12, none of
 43 random conditionals in loops has one copy more without the pass, and a chain takes longer: 1.2 times for the gradient
 of a switch of three branches. One program of `benchmarks` has more copies on 0.12 without the pass: `nelder_mead` makes
 four of 4 KB per step, as in plain JAX, instead of two. It takes 1.04 times as long as in plain JAX.
 
-No conditional keeps an operand that none of its branches uses. The next pass, `ordering`, would take the conditional
-for a reader of such a buffer.
+We also remove operands that no branch uses. Otherwise the next pass, `ordering`, would take the conditional for a
+reader of such a buffer.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,7 @@ from jax_tensorarray._types import Equation
 
 
 def split_updating_branches(jaxpr: Any) -> Any:
-    """Rewrite every conditional so that at most its last branch updates a buffer from outside in place.
-
-    Operands that no branch uses are removed.
-    """
+    """Rewrite every conditional: at most its last branch updates an outer buffer in place, no operand is unused."""
     return _split_in(jaxpr, Ownership())
 
 
@@ -64,7 +61,7 @@ def _split_in(jaxpr: Any, ownership: Ownership) -> Any:
 
 
 def _split(block: Block, eqn: Equation, ownership: Ownership) -> Sequence[Atom] | None:
-    """Add the conditionals that take the place of one, and return their results, None if it stays as it is."""
+    """Add the conditionals that replace one, and return their results. Return None if the conditional stays."""
     branches, (index, *operands) = eqn.params["branches"], map(block.read, eqn.invars)
     owned = [_owned_operands(branch, operands, ownership) for branch in branches]
     updating = [k for k, values in enumerate(owned) if values]
@@ -73,7 +70,7 @@ def _split(block: Block, eqn: Equation, ownership: Ownership) -> Sequence[Atom] 
     if eqn.params.get("branches_platforms"):  # JAX leaves out the branches of other platforms by their order
         return None
     if len(branches) == 2 and updating == [0]:
-        # In the other order. Of three branches, 0.10 copies if the two others return different things.
+        # We swap the two. With three branches, 0.10 copies if the two others return different values.
         return _cond(block, eqn, _is_run(block, eqn, index, 0, 2), operands, branches[::-1], eqn.outvars)
     buffers = _updated_buffers(eqn, operands, dict.fromkeys(v for values in owned for v in values))
     results = [buffers.get(j) or _zeros(block, eqn, v) for j, v in enumerate(eqn.outvars)]
@@ -91,9 +88,9 @@ def _is_plain(v: Any) -> bool:
 def _cond(
     block: Block, eqn: Equation, index: Atom, operands: Sequence[Atom], branches: Sequence[Any], like: Sequence[Any]
 ) -> list[Any]:
-    """Add a conditional with results of the types of other variables, and return them.
+    """Add a conditional whose results have the types of the variables `like`, and return them.
 
-    Its effects are those of its branches: JAX refuses to lower a conditional that promises more tokens.
+    Its effects are those of its branches: JAX refuses to lower a conditional with other effects.
     """
     results = [_compat.new_variable(v.aval) for v in like]
     params = eqn.params | {"branches": tuple(branches)}
@@ -104,7 +101,7 @@ def _cond(
 
 
 def _without_unused_operands(eqn: Equation) -> Equation:
-    """Return a conditional without the operands that none of its branches uses."""
+    """Remove the operands that no branch uses."""
     index, *operands = eqn.invars
     used = sorted(set().union(*map(_used_arguments, eqn.params["branches"])))
     if len(used) == len(operands):
@@ -119,7 +116,7 @@ def _without_unused_operands(eqn: Equation) -> Equation:
 
 @_compat.cached
 def _used_arguments(branch: Any) -> set[int]:
-    """Return the numbers of the arguments of a branch that it uses."""
+    """Return the numbers of the arguments that a branch uses."""
     inner = _compat.opened(branch)
     used = {v for eqn in inner.eqns for v in eqn.invars if not isinstance(v, Literal)}
     used |= {v for v in inner.outvars if not isinstance(v, Literal)}
@@ -134,28 +131,28 @@ def _owned_operands(branch: Any, operands: Sequence[Atom], ownership: Ownership)
 
 
 def _updated_buffers(eqn: Equation, operands: Sequence[Atom], owned: dict[Any, None]) -> dict[int, Any]:
-    """Map each result that is an outer buffer, updated in place, to that buffer."""
+    """Map each result that is an updated outer buffer, by number, to that buffer."""
     buffers: dict[int, Any] = {}
-    left = dict(owned)
+    unmatched = dict(owned)
     for branch in eqn.params["branches"]:
         inner = _compat.opened(branch)
         uses = Uses(inner)
         outer = dict(zip(inner.invars, operands, strict=True))
         for j, v in enumerate(inner.outvars):
             source = _source(v, outer, owned, uses)
-            if j not in buffers and source is not None and source in left:
+            if j not in buffers and source is not None and source in unmatched:
                 buffers[j] = source
-                del left[source]
+                del unmatched[source]
     for j, result in enumerate(eqn.outvars):
-        same = [v for v in left if _are_plain_and_alike(v, result)]
+        same = [v for v in unmatched if _are_plain_and_alike(v, result)]
         if j not in buffers and same:
             buffers[j] = same[0]
-            del left[same[0]]
+            del unmatched[same[0]]
     return buffers
 
 
 def _source(value: Atom, outer: dict[Any, Atom], owned: dict[Any, None], uses: Uses) -> Any:
-    """Follow a value back to a buffer that is owned: a result may update the operand in its place, of the same type."""
+    """Follow a value back to an owned buffer: result `k` may update operand `k` if both have the same type."""
     while not isinstance(value, Literal):
         if value in outer:
             buffer = outer[value]
@@ -178,10 +175,10 @@ def _are_plain_and_alike(x: Atom, y: Atom) -> bool:
 def _run_if(
     block: Block, eqn: Equation, is_run: Atom, branch: Any, operands: Sequence[Atom], results: Sequence[Atom]
 ) -> list[Atom]:
-    """Add a conditional that runs a branch or passes on the results so far, and return the results after it.
+    """Add a conditional that runs a branch or returns the results so far. Return the results after it.
 
-    Results that the branch passes on as well do not go through it. Otherwise XLA takes one for a buffer of its own, and
-    copies.
+    A result that the branch also returns unchanged bypasses the conditional. Otherwise XLA allocates another buffer for
+    it, and copies.
     """
     inner = _compat.opened(branch)
     outer = dict(zip(inner.invars, operands, strict=True))
@@ -192,7 +189,7 @@ def _run_if(
     ]
     if not changed and not inner.eqns:
         return list(results)
-    changed = changed or list(range(len(results)))  # JAX drops a conditional without results, and with it its effects
+    changed = changed or list(range(len(results)))  # JAX drops a conditional without results, also its effects
     more = {id(results[j]): results[j] for j in changed}
     for x in operands:
         more.pop(id(x), None)

@@ -1,14 +1,15 @@
-"""Choose which row ops become slices of XLA's own, and how: `slices` says when these are as good as calls.
+"""Choose which row ops become slices of XLA's own, and how. `slices` explains when slices are as good as calls.
 
-The platform and the number of rows decide first: `_gates.SLICES`, `_gates.SLICES_ON_CPU`, and `sorting` for a GPU. All
-other facts are of two kinds. For some ops XLA's own operations do something else: small floats, packed types, an index
-that raises, and examples that are divided among devices. For the others a program was measured, which `_gates` names.
+The platform and the number of rows decide first: `_gates.SLICES`, `_gates.SLICES_ON_CPU`, and `sorting` for a GPU. The
+other conditions are of two kinds. For some ops XLA's own operations differ from ours: small floats, packed types, an
+index that raises, and examples that are divided among devices. For the others we measured a program, which `_gates`
+names.
 
-Before jaxlib 0.12 no barrier holds on a CPU, and a branch puts reads before updates instead. This is worth its code.
-With calls where an order is needed, 290 of 471 programs and gradients of `benchmarks.harm` are compiled to something
-else. Of 56 of these, drawn at random, 15 take more than 1.1 times as long as plain JAX that did not before: `heap_sort`
-12.7 instead of 0.2 times, `bubble_sort` 5.6 instead of 0.06 times (29 November 2026, jax 0.10.2). With calls alone, 46
-of the first 71 do, and histograms take 100 times as long.
+Before jaxlib 0.12 no barrier holds on a CPU, and a branch puts reads before updates instead. We measured what this is
+worth. With calls where an order is needed, 290 of 471 programs and gradients of `benchmarks.harm` are compiled to
+something else. We drew 56 of these at random. 15 then take more than 1.1 times as long as plain JAX, but did not
+before: `heap_sort` 12.7 instead of 0.2 times, `bubble_sort` 5.6 instead of 0.06 times (29 November 2026, jax 0.10.2).
+With calls alone, 46 of the first 71 do, and histograms take 100 times as long.
 """
 
 import math
@@ -31,7 +32,7 @@ from jax_tensorarray._ops.calls import LOWERINGS, TAPE_PARAM, WITHOUT_KERNELS
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.fence import ta_fence_p, ta_zero_p
-from jax_tensorarray._ops.primitive import ROW_OPS, is_packed, may_raise
+from jax_tensorarray._ops.primitive import ROW_OPS, is_packed, may_raise, rows_of
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import positions_of, sizes_of
 from jax_tensorarray._ops.swap import ta_swap_p
@@ -46,7 +47,7 @@ class Rewrite(NamedTuple):
     """How an op is rewritten."""
 
     how: How = How()
-    passes_on: bool = False  #: the buffer goes on from here
+    passes_on: bool = False  #: later equations use the same buffer
 
 
 class Chooser:
@@ -70,12 +71,12 @@ class Chooser:
         if not is_row_op and primitive not in _OTHERS:
             return None
         is_tape = primitive in (ta_read_p, ta_write_p) and bool(eqn.params[TAPE_PARAM])
-        asked = eqn.params.get("lowering", "auto")
-        if not is_tape and ((self.default if asked == "auto" else asked) == "ffi" or self.platform is None):
+        lowering = eqn.params.get("lowering", "auto")
+        if not is_tape and ((self.default if lowering == "auto" else lowering) == "ffi" or self.platform is None):
             return None
         if primitive is ta_fence_p:
             how = How(ordered=True, barriers_hold=self.barriers_hold)
-            # One that waits for nothing keeps XLA from making the buffer again: a branch would not.
+            # A barrier without readers still keeps XLA from rematerializing the buffer. A branch would not.
             is_there = (len(eqn.invars) > 1 or self.barriers_hold) and _has_elements(eqn.invars[0].aval)
             return Rewrite(how, passes_on=True) if is_there and self._can_order(scope) else None
         if primitive is ta_check_p:
@@ -93,7 +94,7 @@ class Chooser:
         return of_row if self._can_order(scope) and not _is_long(eqn, of_row.how) else None
 
     def _can_order(self, scope: Scope) -> bool:
-        """Return whether there is what puts reads before updates: a barrier, or a number that is 0."""
+        """Return whether reads can come before updates: by a barrier, or by a number that is 0."""
         return self.barriers_hold or zero_of(scope) is not None
 
     def _choose_row(self, scope: Scope, eqn: Equation, is_tape: bool) -> Rewrite | None:
@@ -105,18 +106,18 @@ class Chooser:
         sizes, window = sizes_of(buffer.aval, params), params["window"]
         if 0 in buffer.aval.shape[: batch_dims + len(sizes)] or is_packed(buffer.aval.dtype):
             return None
-        # XLA moves the small floats through larger ones, which does not leave all of them as they are.
+        # XLA converts the small floats to larger ones and back, which changes some.
         element = buffer.aval.dtype.name
         if element.startswith("float8") or (is_strict(eqn) and not is_tape):
             return None
-        if element == "bfloat16" and primitive.name == "ta_max":  # XLA takes the smallest of these for 0
+        if element == "bfloat16" and primitive.name == "ta_max":  # XLA turns the smallest of these into 0
             return None
         is_read, is_write, is_swap = (primitive is p for p in (ta_read_p, ta_write_p, ta_swap_p))
         combine = ROW_OPS[primitive].combine
         if not (is_read or is_write or is_swap or combine):
             return None
         raises, clips = may_raise(params), params["whole"] and params["mode"] == "clip"
-        # If an example has finished its loop, its step is a row that no tape has.
+        # An example that has finished its loop has a step number that is no row of its tape.
         in_range = is_tape and raises
         drops = not in_range and not clips and self._needs_mask(eqn)
         masked = mask_of(eqn) is not None
@@ -143,7 +144,7 @@ class Chooser:
             batch_dims=batch_dims,
             sizes=sizes,
             window=window,
-            rows=_rows_of(buffer.aval, index.aval, params),
+            rows=rows_of(buffer.aval, index.aval, **params).shape,
             masked=masked,
             reverse=bool(params["reverse"]),
             combine=combine,
@@ -163,35 +164,35 @@ class Chooser:
         if is_tape:
             return Rewrite(how)
         if self.checks_outside and not scope.is_in_loop:
-            # Of a slice XLA may know the result without the index, and then nobody asks whether that is right.
+            # XLA may know the result of a slice without the index, and then nobody checks the index.
             return None
         unordered = bool(params.get("unordered"))
         if is_read:
             updated = not self.needs.is_never_updated(scope, buffer)
-            # A gather is never made twice. An update that waits for it is made of it, or else needs a barrier.
+            # XLA never duplicates a gather. An update after it either uses its rows or needs a barrier.
             of_older = scope.maker(buffer) is None or not self.needs.is_updated_in(scope, buffer)
             in_order = at_once and self.platform == "cpu" and of_older and not _is_waited_for(scope, eqn)
             is_ordered = updated and not in_order and not unordered
-            is_ordered |= not at_once and self._is_made_again(scope, buffer)
+            is_ordered |= not at_once and self._is_duplicated(scope, buffer)
             return Rewrite(how._replace(ordered=is_ordered), passes_on=updated)
         is_ordered = not unordered and (does_both or bool(readers_of(eqn)))
         return Rewrite(how._replace(ordered=is_ordered), passes_on=True)
 
     def _may_ask(self, scope: Scope, buffer: Atom, value: Atom, sizes: Sequence[int], box: Sequence[int]) -> bool:
-        """Return whether it takes less time to ask whether a mask is true anywhere than to replace all of a buffer.
+        """Return whether a branch on `any(mask)` takes less time than a select over all of a buffer.
 
-        A GPU would wait for the host. Rows that a step computes take as long as the buffer.
+        On a GPU the branch would wait for the host. Rows that a step computes take as long as the buffer.
         """
         source = repeated_by(scope, value)[0]
         is_there = scope.maker(source) is None or 4 * num_bytes(source) <= num_bytes(buffer)
         is_all = tuple(box) == tuple(sizes) and num_bytes(buffer) >= _gates.REPLACED_BYTES
         return self.platform == "cpu" and scope.is_in_loop and is_all and is_there
 
-    def _is_made_again(self, scope: Scope, buffer: Atom) -> bool:
-        """Return whether XLA may make this version of a buffer again, in a fusion that reads a row of it.
+    def _is_duplicated(self, scope: Scope, buffer: Atom) -> bool:
+        """Return whether XLA may duplicate the update that made this version into a fusion that reads a row.
 
-        Such a fusion reads the version before, and XLA copies that if the update may come first: always if the row is
-        the one that was updated. Where barriers hold, `_Rows` puts one in front of the read.
+        Such a fusion reads the version before, and XLA copies that version if the update may come first: always if the
+        fusion reads the updated row. Where barriers hold, `slices` puts one in front of the read.
         """
         maker = scope.maker(buffer)
         return (
@@ -207,10 +208,9 @@ class Chooser:
         return any(sorting.is_sorted(platform, math.prod(sizes), count) for platform in platforms)
 
     def _can_be_at_once(self, scope: Scope, eqn: Equation, element: str, each: int, is_box: bool) -> bool:
-        """Return whether a gather or a scatter does what a call does, which has `each` positions in an example.
+        """Return whether a gather or a scatter does the same as a call with `each` positions per example.
 
-        Of a box every element would be a position of a call. So boxes, one in each example, are moved as plain JAX
-        moves them on every platform.
+        A call would move a box by single elements. So one box per example is moved as in plain JAX on every platform.
         """
         is_read, is_write, is_swap = (eqn.primitive is p for p in (ta_read_p, ta_write_p, ta_swap_p))
         if not scope.is_in_loop:
@@ -218,7 +218,7 @@ class Chooser:
         if self.platform != "cpu" and not (is_box and (each == 1 or is_read)):
             return False
         if is_swap:
-            return each == 1  # of two positions, one might take out what the other puts in
+            return each == 1  # a position might take out the row that another one puts in
         # XLA adds small floats through larger ones, and before jaxlib 0.12 converts all of a bfloat16 buffer.
         if element == "bfloat16" and not self.barriers_hold:
             return is_read and self.needs.is_never_updated(scope, eqn.invars[0])
@@ -227,17 +227,16 @@ class Chooser:
         return is_read or is_write or element not in ("bfloat16", "float16")
 
     def _needs_mask(self, eqn: Equation) -> bool:
-        """Return whether the index of an op may be out of range with an effect that anybody can see.
+        """Return whether the index of an op may be out of range and users can see the result.
 
-        Nobody can see it if it has been recorded on a CPU, which raises before it returns anything. A GPU returns
-        arrays and raises later.
+        If the index is recorded, a CPU raises before it returns anything. A GPU returns arrays and raises later.
         """
         checked = eqn.params.get("checked")
         return checked != "in range" and (checked != "recorded" or self.platform != "cpu")
 
 
 def repeated_by(scope: Scope, value: Atom) -> tuple[Atom, tuple[int, ...]]:
-    """Return the value that another one repeats, or itself, and the axes that its axes become."""
+    """Strip broadcasts: return the operand of the first one, or the value itself, and which axes it becomes."""
     axes = tuple(range(value.aval.ndim))
     while (maker := scope.maker(value, "broadcast_in_dim")) is not None and len(maker.invars) == 1:
         axes = tuple(axes[d] for d in maker.params["broadcast_dimensions"])
@@ -245,20 +244,13 @@ def repeated_by(scope: Scope, value: Atom) -> tuple[Atom, tuple[int, ...]]:
     return value, axes
 
 
-#: What may be rewritten besides row ops.
+#: The ops besides row ops that may be rewritten.
 _OTHERS = frozenset({ta_fence_p, ta_check_p, ta_clear_p})
 
 
 def zero_of(scope: Scope) -> Atom | None:
-    """Return a number that is 0 unless an index is stray and that XLA cannot know, if a jaxpr has one."""
+    """Return a number of a jaxpr, or None, that is 0 unless an index is out of range. XLA does not know it is 0."""
     return next((eqn.outvars[0] for eqn in scope.jaxpr.eqns if eqn.primitive is ta_zero_p), None)
-
-
-def _rows_of(buffer: Any, index: Any, params: Any) -> tuple[int, ...]:
-    """Return the shape of the rows that an op is for: `[*batch, *I, *window, *elem]`."""
-    batch_dims, index_dims = params["batch_dims"], params["index_dims"]
-    positions = positions_of(index, index_dims)[batch_dims:]
-    return (*buffer.shape[:batch_dims], *positions, *params["window"], *buffer.shape[batch_dims + index_dims :])
 
 
 def _is_long(eqn: Equation, how: How) -> bool:
@@ -275,7 +267,7 @@ def _has_elements(aval: Any) -> bool:
 
 
 def _is_vectorised(scope: Scope, rows: Atom) -> bool:
-    """Return whether rows are computed by functions that XLA for CPUs computes many times faster in vectors."""
+    """Return whether rows are computed by functions that XLA vectorises on a CPU, many times faster."""
     values = [rows]
     for value in values:
         eqn = scope.maker(value)
@@ -292,12 +284,12 @@ _FAR = 16
 
 
 def _shared_axes(index: Any, batch_dims: int) -> int:
-    """Return how many of the outermost batch axes have one index for all examples."""
+    """Return how many of the outermost batch axes share one index among all examples."""
     return next((k for k in range(batch_dims) if index.shape[k] != 1), batch_dims)
 
 
 def _is_waited_for(scope: Scope, read: Equation) -> bool:
-    """Return whether an update of the buffer waits for what is read, although it is not made of it."""
+    """Return whether an update of the buffer waits for a read, but does not use its row."""
     (row,) = read.outvars
     return any(updates(eqn) and any(v is row for v in readers_of(eqn)) for eqn in scope.jaxpr.eqns)
 

@@ -1,11 +1,11 @@
-"""Store a factor that a loop solves with by columns, as LAPACK needs it: no step copies it from rows to columns.
+"""Store the factor of a triangular solve in a loop by columns, as LAPACK needs it: then no step converts it.
 
     y = triangular_solve(l, x)                   y = triangular_solve(l, x)
     l = dynamic_update_slice(l, y, ...)          l = dynamic_update_slice(l, y, ...)
                                                  l = with_layout_constraint(l, by columns)
 
 XLA propagates the layout that a triangular solve needs through elementwise operations, but not to the carry of a loop.
-It turns a transpose before the solve into a copy, too (jaxlib 0.12). A constraint on the updated carry makes the loop
+A transpose before the solve also becomes a copy (jaxlib 0.12). A constraint on the updated carry makes the loop
 carry the buffer by columns. Then a row is not contiguous, so we change only buffers that nothing else reads.
 """
 

@@ -4,16 +4,16 @@
                                                  e = ta_raise(b)
     return b                                     return ta_fence(b, e)
 
-An error ends the program of its device. If there is a collective later, the other devices wait for it there, until XLA
-aborts the process. So a call whose parameter `op` begins with `>` drops the access, notes the error and goes on. A
-`ta_raise` at the end of the program raises it. The `ta_raise` waits for all results, and so for all collectives. The
-results then pass a fence that waits for the `ta_raise`.
+An error ends the program of its device. At a later collective, the other devices wait for it until XLA aborts the
+process. So a call whose parameter `op` begins with `>` drops the access, stores the error and continues. A `ta_raise`
+at the end of the program raises the error. It waits for all results, and so for all collectives. The results then pass
+a fence that waits for the `ta_raise`.
 
-A loop that does not count its steps may wait for ever for a row that was dropped. In a program with such a loop, calls
-raise where they are.
+A loop that does not count its steps may wait forever for a row that was dropped. In a program with such a loop, calls
+raise at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,27 +22,27 @@ from jax.extend.core import Literal
 from jax.sharding import AxisType, Sharding
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering.equations import Block, is_of_numbers, is_static
-from jax_tensorarray._lowering.places import Places
+from jax_tensorarray._lowering.equations import Atom, Block, equation_at, is_of_numbers, is_static
 from jax_tensorarray._lowering.record import counts
-from jax_tensorarray._lowering.scopes import Atom, Scope, inner_scopes, is_strict, rebuilt
+from jax_tensorarray._lowering.scopes import Scope, all_equations, is_strict, rebuilt
+from jax_tensorarray._lowering.source_lines import SourceLines
 from jax_tensorarray._ops.fence import ta_fence_p, ta_raise_p
 from jax_tensorarray._ops.primitive import is_packed
 from jax_tensorarray._types import Equation
 
 
 def raise_at_end(jaxpr: Any, shardings: Sequence[Any] | None, outside: Any) -> Any:
-    """Have the calls in a program for several devices raise at its end, if they may.
+    """Defer the errors of calls to the end of a program, if its loops count their steps.
 
-    `shardings` say how the results are divided, as far as JAX knows.
+    `shardings` are those of the results, as far as JAX knows them.
     """
-    program, places = Scope(jaxpr), Places(outside)
-    everything = list(_everything(program))
+    program, lines = Scope(jaxpr), SourceLines(outside)
+    everything = list(all_equations(program))
     results = [v for v in dict.fromkeys(_variables(program.jaxpr.outvars)) if program.maker(v) and _can_be_fenced(v)]
     raising = any(is_strict(eqn) for _, eqn in everything)
     if not raising or not results or any(_may_never_end(scope, eqn) for scope, eqn in everything):
         return jaxpr
-    named = rebuilt(program, lambda _, eqn, __: _named(eqn, places))
+    named = rebuilt(program, lambda _, eqn, __: _named(eqn, lines))
     block = Block(named)
     block.eqns = list(_compat.opened(named).eqns)
     last, maker = block.eqns[-1], Scope(named).maker
@@ -55,11 +55,11 @@ def raise_at_end(jaxpr: Any, shardings: Sequence[Any] | None, outside: Any) -> A
         for v, sharding in dict.fromkeys(ends.values())
     }
     nothing = _compat.new_variable(_NOTHING)
-    block.eqns.append(_equation(last, ta_raise_p, [*ready.values()], nothing, effect=True))
+    block.eqns.append(equation_at(last, ta_raise_p, [*ready.values()], nothing, effect=True))
     after: dict[Any, Atom] = {}
     for (v, sharding), x in ready.items():
         fenced = _compat.new_variable(x.aval)
-        block.eqns.append(_equation(last, ta_fence_p, [x, nothing], fenced, waits=1))
+        block.eqns.append(equation_at(last, ta_fence_p, [x, nothing], fenced, waits=1))
         if v in placing:
             placed = _compat.new_variable(v.aval)
             block.eqns.append(placing[v].replace(invars=[fenced], outvars=[placed]))
@@ -72,30 +72,18 @@ def raise_at_end(jaxpr: Any, shardings: Sequence[Any] | None, outside: Any) -> A
 _NOTHING = jax.core.ShapedArray((), np.dtype(np.int32))
 
 
-def _everything(scope: Scope) -> Iterator[tuple[Scope, Equation]]:
-    for eqn in scope.jaxpr.eqns:
-        yield scope, eqn
-        for inner in inner_scopes(scope, eqn):
-            yield from _everything(inner)
-
-
 def _variables(atoms: Sequence[Atom]) -> list[Any]:
     return [v for v in atoms if not isinstance(v, Literal)]
 
 
-def _named(eqn: Equation, places: Places) -> Equation:
+def _named(eqn: Equation, lines: SourceLines) -> Equation:
     if not is_strict(eqn):
         return eqn
-    return eqn.replace(params=eqn.params | {"place": places.of(eqn), "deferred": True})
-
-
-def _equation(at: Equation, primitive: Any, operands: Sequence[Atom], result: Any, **params: Any) -> Equation:
-    """Return an equation with the place of another one in the source."""
-    return at.replace(primitive=primitive, params=params, invars=list(operands), outvars=[result], effects=set())
+    return eqn.replace(params=eqn.params | {"place": lines.of(eqn), "deferred": True})
 
 
 def _may_never_end(scope: Scope, eqn: Equation) -> bool:
-    """Return whether `eqn` is a loop that need not end: its condition counts to no number."""
+    """Return whether `eqn` is a loop that may not end: no part of its condition counts to a number."""
     if eqn.primitive.name != "while":
         return False
     condition = scope.condition(eqn)
@@ -106,7 +94,7 @@ def _may_never_end(scope: Scope, eqn: Equation) -> bool:
 
 
 def _divided(block: Block, value: Atom, sharding: Any, at: Equation) -> Atom:
-    """Return a value with the sharding of the result, so that no collective comes after it."""
+    """Give a value the sharding of the result, so no collective follows."""
     mesh = getattr(sharding, "mesh", None)
     if not isinstance(sharding, Sharding) or AxisType.Explicit in getattr(mesh, "axis_types", ()):
         return value
@@ -119,11 +107,11 @@ def _constrained(x: Any, *, sharding: Any) -> list[Any]:
 
 
 def _is_placing(eqn: Equation) -> bool:
-    """Return whether an equation puts one value into another memory."""
+    """Return whether an equation moves one value to another memory."""
     return eqn.primitive.name == "device_put" and len(eqn.invars) == 1
 
 
 def _can_be_fenced(v: Any) -> bool:
-    """Return whether a fence can hand a value on."""
+    """Return whether a fence can return a value."""
     aval = v.aval
     return is_of_numbers(aval) and is_static(aval) and not is_packed(aval.dtype)

@@ -1,7 +1,7 @@
-"""Make equations of a jaxpr without tracing them: by a change of others, or by a function that was traced before.
+"""Make equations of a jaxpr without tracing all of it: change other equations, or inline a function traced before.
 
-To trace an equation takes JAX as long as to lower five. So a pass keeps those that it does not change, and a function
-is traced once for each type of its operands.
+JAX traces one equation in the time in which it lowers five. So a pass keeps the equations that it does not change, and
+we trace a function once for each type of its operands.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ Atom = Any  #: a variable or a literal
 
 
 class Block:
-    """A jaxpr that is being made of the equations of another one: it uses variables of both."""
+    """Builds a jaxpr from the equations of another one, and shares its variables."""
 
     def __init__(self, like: Any) -> None:
         self.like = like
@@ -59,7 +59,7 @@ class Block:
     ) -> list[Atom]:
         """Visit the equations of a closed jaxpr with new variables. Return the atoms of its results.
 
-        Unless it `has_lines` of the user's, its equations have that of the equation in whose place they are.
+        With `has_lines` the equations keep their own source lines, else they get the line of the equation `at`.
         """
         inner = _compat.opened(jaxpr)
         new: dict[Any, Atom] = dict(zip(inner.invars, operands, strict=True))
@@ -86,7 +86,7 @@ class Block:
     def call(self, f: Callable[..., Any], operands: Sequence[Atom], at: Equation, **options: Any) -> list[Atom]:
         """Add the equations of a function of arrays instead of an equation. Its options are hashable.
 
-        What takes the place of an op of ours has the name of the op in profiles.
+        Profiles show them under the name of the op of ours that they replace.
         """
         jaxpr = traced(f, tuple(_type(x) for x in operands), tuple(options.items()))
         name = at.primitive.name if jaxprs.is_of_ours(at) else ""
@@ -100,8 +100,13 @@ class Block:
         return _compat.made_jaxpr(self.like, invars, outvars, self.eqns, self.constvars, self.consts)
 
 
+def equation_at(at: Equation, primitive: Any, operands: Iterable[Atom], result: Any, **params: Any) -> Equation:
+    """Return an equation with the source line of another one."""
+    return at.replace(primitive=primitive, params=params, invars=list(operands), outvars=[result], effects=set())
+
+
 def without_consts(jaxpr: Any) -> Any:
-    """Return a closed jaxpr opened, with its consts as literals: JAX has no consts for the body of a `shard_map`."""
+    """Open a closed jaxpr, with its consts as literals: the body of a `shard_map` cannot have consts."""
     inner, block = _compat.opened(jaxpr), Block(jaxpr)
     if not block.constvars:
         return inner
@@ -120,9 +125,9 @@ def _type(x: Atom) -> Any:
 def traced(f: Callable[..., Any], types: tuple[Any, ...], options: tuple[tuple[str, Any], ...] = ()) -> Any:
     """Return the closed jaxpr of a function of arrays of these types. Numbers may have 64 bits.
 
-    Its types do not say how arrays are divided among devices: a number or a mask that is made here would have to be
-    divided as the rows are, and XLA finds that by itself. Inside of a `shard_map` the mesh is that of the types, also
-    where JAX runs the body eagerly, and another mesh is set.
+    We remove explicit shardings from the types. With them, each mask made here would need the sharding of the rows,
+    which XLA finds by itself. Inside a `shard_map` we set the mesh of the types, because another mesh is set where JAX
+    runs the body eagerly.
     """
     meshes = [getattr(getattr(x, "sharding", None), "mesh", NO_MESH) for x in types]
     divided = [_divides(mesh) for mesh in meshes]
@@ -143,12 +148,12 @@ def _divides(mesh: AbstractMesh) -> bool:
 
 
 def is_of_numbers(type: Any) -> bool:
-    """Return whether a type is that of an array of numbers: neither a token, a key, a ref nor a ref that is pinned."""
+    """Return whether a type is that of an array of numbers: not a token, a key, or a ref, pinned or not."""
     return isinstance(type, ShapedArray) and isinstance(type.dtype, np.dtype)
 
 
 def is_static(type: Any) -> bool:
-    """Return whether the sizes of an array are known, where `jax.export` may leave some open."""
+    """Return whether all sizes of an array are numbers: `jax.export` may leave some symbolic."""
     return all(isinstance(n, int) for n in type.shape)
 
 
@@ -158,5 +163,5 @@ def has_type_of(x: Atom, y: Atom) -> bool:
 
 
 def hashable(atom: Atom) -> Any:
-    """Return what stands for an atom among the keys of a dictionary."""
+    """Return a dictionary key for an atom: a literal has no hash."""
     return id(atom) if isinstance(atom, Literal) else atom

@@ -2,10 +2,10 @@
 
     b = scan(body, b, length=n)      b, _ = while(k < n, body, (b, 0))
 
-A scan, a loop of this library and a primitive of another library become what JAX would trace when it lowers them. A
-`jit` and a function with derivatives of its own become their equations, and a `checkpoint` a barrier and its equations.
-So the passes that follow find the equations of an index beside that of the op. A `jit` with options of its own stays if
-the program is for several devices.
+A scan, a loop of this library or a primitive of another library becomes the jaxpr that JAX would trace when it lowers
+the equation. A `jit` or a custom derivative becomes its equations, and a `checkpoint` a barrier and its equations. Then
+the equations that compute an index are in the same jaxpr as the op. In a program for several devices, a `jit` with
+options of its own stays.
 """
 
 import functools
@@ -22,31 +22,21 @@ from jax_tensorarray._lowering.equations import Atom, Block, without_consts
 from jax_tensorarray._ops.check import ta_check_p, without_mask
 from jax_tensorarray._types import Equation
 
-#: A jaxpr of so few equations is written out if it makes integers, which may be an index.
+#: We inline a jaxpr of at most so many equations if it returns integers: they may be an index.
 _SHORT = 100
 
 
-def _check_without_mask(eqn: Equation) -> Callable[..., Sequence[Any]] | None:
-    if len(eqn.invars) < 3:
-        return None
-    return lambda *operands: [without_mask(*operands, **eqn.params)]
-
-
-#: Primitives that stand for what a function makes of their operands and parameters: maps an equation to it, or to None.
-OPENED: dict[Any, Callable[[Equation], Callable[..., Sequence[Any]] | None]] = {ta_check_p: _check_without_mask}
-
-
 class Expander:
-    """Expands jaxprs, each of them once."""
+    """Expands jaxprs, each one once."""
 
     def __init__(self, *, with_options: bool, platforms: Sequence[str]) -> None:
-        self.with_options = with_options  #: whether a `jit` with shardings of its own is written out
+        self.with_options = with_options  #: whether to inline a `jit` with shardings of its own
         self.platforms = platforms
-        self.needing: dict[int, tuple[Any, bool]] = {}  #: by the number of a jaxpr, which is kept with it
+        self.needing: dict[int, tuple[Any, bool]] = {}  #: by the id of a jaxpr, with the jaxpr
         self.done: dict[int, tuple[Any, Any]] = {}
 
     def needs(self, jaxpr: Any) -> bool:
-        """Return whether there is something of ours in a jaxpr."""
+        """Return whether a jaxpr has an equation to expand."""
         inner = _compat.opened(jaxpr)
         if id(inner) not in self.needing:
             is_needed = any(map(self.needed_in, inner.eqns))
@@ -70,7 +60,7 @@ class Expander:
         return self.done[id(jaxpr)][1]
 
     def equation(self, block: Block, eqn: Equation) -> None:
-        """Add an equation to a block, or those that it is written out as."""
+        """Add an equation to a block, or the equations that it expands to."""
         params, name = eqn.params, eqn.primitive.name
         if name in kinds.PASSES_ON:
             block.rename(eqn.outvars, map(block.read, eqn.invars))
@@ -106,7 +96,7 @@ class Expander:
             block.add(eqn)
 
     def _branch_of_platform(self, params: dict[str, Any]) -> Any:
-        """Return the branch of a `lax.platform_dependent` that is run, None if a `cond` is another one or not known."""
+        """Return the branch that a `lax.platform_dependent` runs, or None for another `cond` or several platforms."""
         if not (of_branches := params.get("branches_platforms")) or len(self.platforms) != 1:
             return None
         runs = [platforms is None or self.platforms[0] in platforms for platforms in of_branches]
@@ -132,16 +122,16 @@ class Expander:
 
     def _function(self, eqn: Equation) -> Callable[..., Sequence[Any]] | None:
         """Return the function that JAX traces when it lowers an equation, for any platform."""
-        if eqn.primitive in OPENED:
-            return OPENED[eqn.primitive](eqn)
+        if eqn.primitive is ta_check_p:
+            return (lambda *operands: [without_mask(*operands, **eqn.params)]) if len(eqn.invars) > 2 else None
         lowering = _compat.traced_lowering(eqn.primitive)
         return None if lowering is None else functools.partial(lowering.traced, **eqn.params)
 
 
 def _is_uninitialised_number(eqn: Equation) -> bool:
-    """Return whether an equation makes an integer of any value, as what a scan stacks its results in begins.
+    """Return whether an equation makes an uninitialised integer, such as the initial `ys` of a scan.
 
-    It becomes 0, which has bounds: it may be an index.
+    It becomes 0, which has bounds, because it may be an index.
     """
     aval = eqn.outvars[0].aval if eqn.primitive.name in kinds.UNINITIALISED else None
     return aval is not None and aval.dtype in _INDICES and not aval.ndim
@@ -152,7 +142,7 @@ def _barrier(*operands: Any) -> Any:
 
 
 def _may_make_an_index(eqn: Equation) -> bool:
-    """Return whether an equation runs jaxprs, short ones, which make integers."""
+    """Return whether an equation runs short jaxprs only, and returns integers."""
     bodies = registry.entry_of(eqn).bodies(eqn.params)
     if not any(getattr(v.aval, "dtype", None) in _INDICES for v in eqn.outvars if not _compat.is_drop(v)):
         return False
@@ -173,5 +163,5 @@ def _traced(function: Callable[..., Sequence[Any]], eqn: Equation) -> Any:
 
 
 def expanded(jaxpr: Any, *, with_options: bool, platforms: Sequence[str] = ()) -> Any:
-    """Return the closed jaxpr of a program, written out as it is lowered for these platforms."""
+    """Return the closed jaxpr of a program, expanded for these platforms."""
     return Expander(with_options=with_options, platforms=platforms).jaxpr(jaxpr)

@@ -1,10 +1,10 @@
 """Remove the fences of inner loops: in a loop, the results of a loop with `max_steps` need not wait for its check.
 
-A check in a loop is either recorded, and raised after the outermost loop, or it is a call with an effect, which XLA
-keeps. A fence is also a call, and because of it each update of that buffer in the outer loop would be a call.
-
     b, k = while(...)                # with `max_steps`
     b = ta_fence(b, check(k))        # removed if this is the body of another loop
+
+A check in a loop is either recorded and raised after the outermost loop, or it is a call with an effect, which XLA
+keeps. A fence is also a call: with it, every update of that buffer in the outer loop would have to be a call.
 """
 
 from typing import Any

@@ -1,17 +1,16 @@
-"""A pass that lets XLA update every buffer in place.
+"""Put reads before updates by data dependence, so XLA updates every buffer in place.
 
     row = ta_read(b, i)           row = ta_read(b, i)
     b = ta_write(b, j, x)         b = ta_write(b, j, x, row, waits=1)
 
-XLA copies a buffer before an in-place operation if a reader of the old value might run later. An earlier read that the
-update does not depend on is such a reader: nothing orders the two. This pass makes the order explicit. Each value has
-readers and one last owner: the equation that updates it in place, or the loop or the conditional in which that happens.
-The results of the readers become operands of the owner, which ignores them. So the reads come first by data dependence.
-An owner that is not one of our calls gets a fence in front: an in-place identity that takes those operands instead. We
-move a reader that follows its owner, and does not depend on it, in front of it. If the operands of the reader may not
-move, we move the owner after the reader.
+XLA copies a buffer before an in-place operation if a reader of the old value might run later: nothing orders an update
+after an earlier read that it does not depend on. This pass makes the order explicit. Each value has readers and one
+last owner: the equation that updates it in place, or the loop or the conditional that contains the update. The results
+of the readers become operands of the owner, which ignores them. If the owner is not one of our calls, we put a fence in
+front of it: an in-place identity that takes those operands. If a reader follows its owner and does not depend on it, we
+move the reader in front of the owner. If the operands of the reader may not move, we move the owner after the reader.
 
-What XLA would fuse with a reader of a whole buffer reads that buffer as well, so the owner waits for all of it.
+Equations that XLA would fuse with a reader of a whole buffer also read that buffer, so the owner waits for them too.
 """
 
 import operator
@@ -23,7 +22,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs, kinds
-from jax_tensorarray._lowering.equations import Block, is_of_numbers, is_static
+from jax_tensorarray._lowering.equations import Block, equation_at, is_of_numbers, is_static
 from jax_tensorarray._lowering.ownership import Ownership, updates
 from jax_tensorarray._lowering.scopes import Scope, home_of, inner_scopes, with_bodies
 from jax_tensorarray._ops.fence import ta_fence_p
@@ -33,7 +32,7 @@ from jax_tensorarray._types import Equation
 def order_readers(jaxpr: Any, *, sinks: bool = False, barriers_hold: bool = True) -> Any:
     """Put the readers of every value before its last owner, in all jaxprs.
 
-    `sinks` says that XLA computes an array again inside of a loop if it is larger than its operands, as it does for a
+    `sinks` says that XLA moves an elementwise operation into a loop if its result is larger than its operands, as for a
     TPU.
     """
     return _Orderer(sinks, barriers_hold).ordered(Scope(jaxpr))
@@ -56,7 +55,7 @@ class _Orderer:
         return scope.closed if is_same else block.jaxpr()
 
     def _order(self, scope: Scope) -> "_Block":
-        """Put the equations of a jaxpr in an order that XLA has to keep."""
+        """Put the equations of a jaxpr into an order that XLA must keep."""
         ownership, block = self.ownership, _Block(scope, self.barriers_hold)
         uses: dict[Any, list[tuple[int, int]]] = {}  # by which equation, and as which operand
         owning: dict[Any, set[int]] = {}
@@ -72,10 +71,10 @@ class _Orderer:
 
         pending: dict[int, list[tuple[Any, list[int]]]] = {}
         for value, candidates in owning.items():
-            held = (k < block.end and ownership.holds(block.eqns[k], n) for k, n in uses[value])
-            if num_bytes(value) < _gates.ORDERED_BYTES and not any(held):
-                continue  # it is small, and no call of ours has it as its buffer
-            # The last of several owners may have the buffer itself. The others have to copy it anyway.
+            is_buffer = (k < block.end and ownership.holds(block.eqns[k], n) for k, n in uses[value])
+            if num_bytes(value) < _gates.ORDERED_BYTES and not any(is_buffer):
+                continue  # a small array that is no buffer of a call of ours
+            # Only the last of several owners can update the buffer itself. The others must copy it anyway.
             owner = block.last(candidates)
             readers = []
             for k in sorted({k for k, _ in uses[value]} - candidates - {block.end}):
@@ -90,7 +89,7 @@ class _Orderer:
                     if may_move(moved):
                         block.move_before(moved, owner)
                     elif owner in moved or not _sink(block, owner, k, owning):
-                        continue  # it depends on the owner, or neither may move: XLA has to copy
+                        continue  # the reader depends on the owner, or neither may move: XLA has to copy
                 readers.append(k)
             if readers:
                 pending.setdefault(owner, []).append((value, readers))
@@ -113,27 +112,29 @@ class _Orderer:
                     block.fence(owner, value, results)
 
         for k, eqn in enumerate(scope.jaxpr.eqns):
-            for number in self._remade(scope, eqn):
+            for number in self._buffers_to_fence(scope, eqn):
                 value = block.eqns[k].invars[number]
                 if num_bytes(value) >= _gates.ORDERED_BYTES:
                     block.fence(k, value, [])
         return block
 
-    def _remade(self, scope: Scope, eqn: Equation) -> list[int]:
-        """Return the buffers of a loop or of a conditional that need a fence although nothing else reads them.
+    def _buffers_to_fence(self, scope: Scope, eqn: Equation) -> list[int]:
+        """Return which buffers of a loop or conditional need a fence although nothing else reads them.
 
-        XLA makes a splat again in each step of a loop, rather than carry it. Since 0.12 it copies the buffer that a
-        conditional in a branch of another one updates, if its operands are the arguments of that branch.
+        XLA rematerializes a splat in each step of a loop instead of carrying it. Since 0.12, if a conditional in a
+        branch updates an argument of that branch, XLA copies the argument.
         """
         if eqn.primitive.name == "while":
             first, same = len(eqn.invars) - len(eqn.outvars), self.ownership.invariants(eqn)
-            kept = [k for k in range(len(eqn.invars)) if k < first or k - first in same]
-            return [k for k in kept if self.ownership.holds(eqn, k) and self._is_made_again(scope, eqn.invars[k])]
+            constant = [k for k in range(len(eqn.invars)) if k < first or k - first in same]
+            buffers = (k for k in constant if self.ownership.holds(eqn, k))
+            return [k for k in buffers if self._is_rematerialized(scope, eqn.invars[k])]
         if eqn.primitive.name == "cond" and isinstance(scope.role, int) and self.barriers_hold:
             return [k for k, v in enumerate(eqn.invars) if scope.operand(v) is not None and self.ownership.owns(eqn, k)]
         return []
 
-    def _is_made_again(self, scope: Scope, value: Any) -> bool:
+    def _is_rematerialized(self, scope: Scope, value: Any) -> bool:
+        """Return whether XLA would compute this array in every step of a loop instead of carrying it."""
         return _is_splat(scope, value) or (self.sinks and _is_computed(scope, value))
 
 
@@ -141,7 +142,7 @@ class _Orderer:
 
 
 class _Block:
-    """The equations of one jaxpr in their current order, and after them the end, where results leave."""
+    """The equations of one jaxpr in their current order. The last number stands for the end, which uses the results."""
 
     def __init__(self, scope: Scope, barriers_hold: bool) -> None:
         self.scope, self.eqns, self.barriers_hold = scope, list(scope.jaxpr.eqns), barriers_hold
@@ -157,9 +158,9 @@ class _Block:
         self.waited: dict[int, list[Any]] = {}  #: by equation
 
     def operands(self, k: int) -> Iterable[tuple[int, Any]]:
-        """Return the variables among the operands of an equation, and which operand each is.
+        """Return the operands of an equation that are variables, with their numbers.
 
-        They must all be defined before the equation, also those that it ignores.
+        Each must be defined before the equation, even if the equation ignores it.
         """
         atoms = self.scope.jaxpr.outvars if k == self.end else self.scope.jaxpr.eqns[k].invars
         return [(n, v) for n, v in enumerate(atoms) if not isinstance(v, Literal)]
@@ -188,13 +189,13 @@ class _Block:
         return descendants
 
     def users(self, value: Any) -> list[int]:
-        """Return the equations that use a value, except for fences, and the end if it leaves the jaxpr."""
+        """Return the equations that use a value, except for fences, and the end if the value is a result."""
         return self.used_by.get(value, [])
 
     def used_after(self, owner: int, result: Any, limit: float) -> Any:
-        """Return a result, or a value made of it, that the owner uses or a later equation.
+        """Return a result, or a value computed from it, that the owner or a later equation uses.
 
-        XLA removes from a barrier what is not used after it, and that does not wait.
+        XLA removes an operand of a barrier that is not used later, and then nothing waits for it.
         """
         values, seen = [result], {result}
         for value in values:
@@ -205,9 +206,9 @@ class _Block:
         return result
 
     def _made_before(self, owner: int, users: Sequence[int], seen: set[Any]) -> list[Any]:
-        """Return the results that are not `seen` of the users before the owner, and add them to `seen`."""
-        made = [x for k in users if self.rank[k] < self.rank[owner] for x in _results(self.eqns[k])]
-        new = [x for x in dict.fromkeys(made) if x not in seen]
+        """Return the results of the users before the owner that are not in `seen`, and add them to `seen`."""
+        results = [x for k in users if self.rank[k] < self.rank[owner] for x in _results(self.eqns[k])]
+        new = [x for x in dict.fromkeys(results) if x not in seen]
         seen.update(new)
         return new
 
@@ -223,25 +224,25 @@ class _Block:
         return group
 
     def waited_for(self, owner: int, reader: int, buffer: Any) -> list[Any]:
-        """Return the values that the owner has to wait for, so that a reader of its buffer comes first."""
+        """Return the values that an owner waits for, to come after a reader of its buffer."""
         eqn, limit = self.eqns[reader], num_bytes(buffer) / 2
         results = _results(eqn)
         if is_fused(eqn) and num_bytes(buffer) >= _gates.ORDERED_BYTES_OF_ALL:
             return self.fused_with(owner, reader, buffer)
-        # The rows of a read of ours pass a barrier of their own.
+        # The row of a read of ours already has a barrier.
         results = [x for x in results if num_bytes(x) <= limit]
         return results if jaxprs.is_of_ours(eqn) else [self.used_after(owner, x, limit) for x in results]
 
     def fused_with(self, owner: int, reader: int, buffer: Any) -> list[Any]:
-        """Return the values that the owner waits for because XLA may fuse the reader with them, if it fuses any."""
+        """Return the values that XLA may fuse with the reader: the owner waits for them, too."""
         eqn, limit = self.eqns[reader], num_bytes(buffer) / 2
         waited = (x for result in _results(eqn) for x in self._made_of(owner, result, limit)) if is_fused(eqn) else ()
         return list(dict.fromkeys(waited))
 
     def _made_of(self, owner: int, result: Any, limit: float) -> list[Any]:
-        """Return the results that a reader may be fused into.
+        """Return the results that XLA may fuse a reader into.
 
-        That is nothing if a large array is used after the owner, which would have to be materialised for that.
+        Return nothing if the owner or a later equation uses a large one: waiting for it would materialise it.
         """
         waited, values, seen = [], [result], {result}
         for value in values:
@@ -258,15 +259,15 @@ class _Block:
         return waited
 
     def _is_materialized(self, value: Any) -> bool:
-        """Return whether XLA makes an array that it could fuse, since it leaves the jaxpr or is updated."""
+        """Return whether XLA materialises an array because the jaxpr returns or updates it."""
         return self.barriers_hold and any(self._takes(k, value) for k in self.users(value))
 
     def _takes(self, k: int, value: Any) -> bool:
-        """Return whether an equation updates a value, or it leaves the jaxpr there."""
+        """Return whether an equation updates a value, or is the end, which returns it."""
         return k == self.end or (self.barriers_hold and updates(self.eqns[k]) and self.eqns[k].invars[0] is value)
 
     def is_read_as_it_leaves(self, owner: int) -> bool:
-        """Return whether a branch returns what an equation makes of a buffer, and also reads it.
+        """Return whether a branch returns a result of an equation, and also uses it otherwise.
 
         Then XLA copies the buffer twice, even if the equation depends on all reads before it. A barrier prevents that.
         """
@@ -278,8 +279,8 @@ class _Block:
     def has_barrier(self, owner: int) -> bool:
         """Return whether a buffer may pass a barrier before an update of ours.
 
-        XLA then no longer sees that the operands of the update are made of the buffer. It fuses a slice of the buffer
-        with the update, and copies the buffer for that.
+        Behind a barrier XLA no longer sees that the operands of the update are computed from the buffer. It fuses a
+        slice of the buffer with the update, and copies the buffer for that.
         """
         eqn = self.eqns[owner]
         return updates(eqn) and not eqn.params.get("unordered")
@@ -298,7 +299,7 @@ class _Block:
             self.rank[m] = r
 
     def add_operands(self, k: int, extra: Sequence[Any]) -> None:
-        """Have a call of ours wait for more operands."""
+        """Make a call of ours wait for more operands."""
         eqn = self.eqns[k]
         waits = eqn.params.get("waits", 0) + len(extra)
         self.eqns[k] = eqn.replace(invars=[*eqn.invars, *extra], params=eqn.params | {"waits": waits})
@@ -308,26 +309,20 @@ class _Block:
 
     def fence(self, k: int, value: Any, readers: Sequence[Any]) -> None:
         """Give an equation the value through an in-place identity that waits for the readers."""
-        eqn, passed = self.eqns[k], _compat.new_variable(value.aval)
-        fence = eqn.replace(
-            invars=[value, *readers],
-            outvars=[passed],
-            primitive=ta_fence_p,
-            params={"waits": len(readers)},
-            effects=set(),
-        )
+        eqn, fenced = self.eqns[k], _compat.new_variable(value.aval)
+        fence = equation_at(eqn, ta_fence_p, [value, *readers], fenced, waits=len(readers))
         self.fences.setdefault(k, []).append(fence)
         self.waited.setdefault(k, []).extend(readers)
-        self.eqns[k] = eqn.replace(invars=[passed if v is value else v for v in eqn.invars])
+        self.eqns[k] = eqn.replace(invars=[fenced if v is value else v for v in eqn.invars])
 
 
 def _results(eqn: Equation) -> list[Any]:
-    """Return the results of an equation that can be waited for."""
+    """Return the results of an equation that another one can wait for."""
     return [v for v in eqn.outvars if not _compat.is_drop(v) and is_of_numbers(v.aval)]
 
 
 def num_bytes(value: Any) -> float:
-    """Return the size of an array in bytes: infinity if it is not known, and 0 for tokens, keys and refs."""
+    """Return the size of an array in bytes: infinity if it is symbolic, and 0 for tokens, keys and refs."""
     aval = value.aval
     if not is_of_numbers(aval):
         return 0
@@ -337,14 +332,14 @@ def num_bytes(value: Any) -> float:
 
 
 def _sink(block: _Block, owner: int, reader: int, owning: dict[Any, set[int]]) -> bool:
-    """Move an owner and what depends on it after a reader. Return whether that is possible."""
+    """Move an owner, and the equations that depend on it, after a reader. Return whether that is possible."""
     moved = block.descendants(owner, reader)
     between = {k for k in block.order[block.rank[owner] : block.rank[reader] + 1] if k not in moved}
     for k in moved:
         if not _may_move(block.eqns[k]) and not updates(block.eqns[k]):
             return False
         if any(owning.get(value, set()) & between for _, value in block.operands(k)):
-            return False  # it reads what is updated between the two
+            return False  # another equation updates its operand between the two
     block.move_before(moved, block.order[block.rank[reader] + 1])
     return True
 
@@ -374,7 +369,7 @@ def is_fused(eqn: Equation) -> bool:
 
 
 def _is_splat(scope: Scope, value: Any) -> bool:
-    """Return whether XLA would rather make this array again in every iteration than carry it into a loop."""
+    """Return whether an array is one repeated number, or a constant."""
     maker = _maker(scope, value)
     if maker is not None:
         return maker.primitive.name in ("broadcast_in_dim", *kinds.UNINITIALISED)
@@ -383,7 +378,7 @@ def _is_splat(scope: Scope, value: Any) -> bool:
 
 
 def _is_computed(scope: Scope, value: Any) -> bool:
-    """Return whether this array is made elementwise, so that XLA may move what makes it."""
+    """Return whether the equation that computes an array is one that XLA may move into a loop."""
     maker = _maker(scope, value)
     return maker is not None and maker.primitive.name in kinds.FUSED | kinds.ALONE
 

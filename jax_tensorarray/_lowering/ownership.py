@@ -1,4 +1,4 @@
-"""Which equation updates a value in place (its owner), or gets it as its buffer: also inside loops and branches."""
+"""Find the equation that updates a value in place (its owner) or has it as its buffer, in loops and branches too."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ Relation = Callable[[Equation, int], bool]
 
 
 def updates(eqn: Equation) -> bool:
-    """Return whether a call of ours updates its first operand in place, which is its first result."""
+    """Return whether a call of ours updates its first operand in place, and returns it as the first result."""
     signature = KERNEL_OPS.get(eqn.primitive)
     return signature is not None and signature.in_place
 
@@ -50,7 +50,7 @@ def mask_of(eqn: Equation) -> Any:
 
 
 def called_by(eqn: Equation) -> Any:
-    """Return the one jaxpr that an equation calls with its own operands, if it does that."""
+    """Return the only jaxpr of an equation if its arguments are the operands of the equation, else None."""
     if not eqn.params or eqn.primitive.name in ("while", "cond", "scan", "shard_map"):
         return None
     inner = list(jaxprs.jaxprs_in(eqn.params))
@@ -58,13 +58,13 @@ def called_by(eqn: Equation) -> Any:
 
 
 class Ownership:
-    """Answers what happens to an operand of an equation inside it, through loops and branches."""
+    """Follows the operands of an equation into its loops and branches."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, Any], tuple[Any, set[Any]]] = {}  #: with the jaxpr, whose id is in the key
+        self._cache: dict[tuple[int, Any], tuple[Any, set[Any]]] = {}  #: by the id of the jaxpr beside it
 
     def owns(self, eqn: Equation, number: int) -> bool:
-        """Return whether an equation, or one inside it, updates the operand in place. A loop does so if it changes."""
+        """Return whether an equation, or one inside it, updates the operand. A loop updates changed carries."""
         name = eqn.primitive.name
         if name == "while":
             first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
@@ -99,18 +99,18 @@ class Ownership:
         return {k for k, v in enumerate(body.outvars) if v is body.invars[first + k]}
 
     def values(self, jaxpr: Any, relation: Relation) -> set[Any]:
-        """Return the variables of a jaxpr that stand in a relation of this object to one of its equations."""
+        """Return the variables of a jaxpr that an equation `owns` or `holds`: the relation is one of these methods."""
         inner = _compat.opened(jaxpr)
         key = id(inner), relation.__name__
-        if key not in self._known:
+        if key not in self._cache:
             related = {
                 v
                 for eqn in inner.eqns
                 for k, v in enumerate(eqn.invars)
                 if not isinstance(v, Literal) and relation(eqn, k)
             }
-            self._known[key] = inner, related
-        return self._known[key][1]
+            self._cache[key] = inner, related
+        return self._cache[key][1]
 
     def _has(self, jaxpr: Any, relation: Relation, number: int) -> bool:
         return _compat.opened(jaxpr).invars[number] in self.values(jaxpr, relation)

@@ -1,4 +1,4 @@
-"""The table of passes over the jaxpr of a program, in their order, and the targets that each of them is for."""
+"""The passes over the jaxpr of a program, in order, and the targets that each pass applies to."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -24,16 +24,16 @@ from jax_tensorarray._ops.calls import WITHOUT_KERNELS
 
 
 class Target(NamedTuple):
-    """The platform and the devices that a program is lowered for, as far as they are known."""
+    """The platform and the devices that JAX lowers a program for, as far as they are known."""
 
-    #: The only platform. How XLA treats barriers and slices is known for the installed version only.
+    #: The only platform, or None: we know how the installed XLA treats barriers and slices, but no other version.
     platform: str | None
     divided: bool  #: among several devices
     calls_nothing: bool  #: kernels cannot be called
-    outside: Any  #: the place in the source that calls the program
+    outside: Any  #: the source line that calls the program
     raises_at_end: bool = False  #: other devices might wait for one that raises before the end
     shardings: Sequence[Any] | None = None  #: how devices divide the results, as far as JAX knows
-    platforms: Sequence[str] = ()  #: all that it is lowered for
+    platforms: Sequence[str] = ()  #: all platforms of the lowering
 
     @property
     def is_known(self) -> bool:
@@ -45,7 +45,7 @@ class Target(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A pass over a program, and the targets that it is for."""
+    """A pass over a program, and the targets that it applies to."""
 
     name: str  #: of its file
     run: Callable[[Any, Target], Any]
@@ -96,7 +96,7 @@ PASSES = (
 
 
 def steps(jaxpr: Any, target: Target) -> Iterator[tuple[str, Any]]:
-    """Yield what each pass for a target makes of a program, with the name of the pass."""
+    """Yield the name of each pass for a target, and the program after the pass."""
     for each in PASSES:
         if each.applies_to(target):
             jaxpr = each.run(jaxpr, target)
@@ -110,10 +110,10 @@ def rewritten(
     divided: bool = False,
     shardings: Sequence[Any] | None = None,
 ) -> Any:
-    """Return the program as it is lowered for these platforms. One without ops of ours is left as it is.
+    """Return the program that JAX then lowers for these platforms: the same one if it has no op of ours.
 
-    After a fault of a pass, so is one with such ops: each is lowered to a call by itself, and checks its index. If a
-    strict `in_place` is in the program, the fault is an error.
+    If a pass fails, the program also stays the same. JAX then lowers each op to a call by itself, which checks its
+    index. If a strict `in_place` is in the program, the failure is an error.
     """
     if not jaxprs.has_ours(jaxpr):
         return jaxpr

@@ -5,13 +5,13 @@
     code = where((code == 0) & ((i < 0) | (i >= n)), (number of the op, i), code)
     row = ta_read[checked="recorded" ...] b i
 
-A call of a kernel raises where it is, and takes ten times as long as a slice of one row. The check is arithmetic of
-XLA's own instead, and an index that does not fit into an int32 is recorded as the nearest int32. The result of the op
-does not matter after an error, and a loop that counts its steps runs to its end. Any other loop goes on only while the
-record is empty, since it may be waiting because of a row that was not there.
+A call of a kernel raises at once, but takes ten times as long as a slice of one row. So XLA's own arithmetic checks the
+index instead, and records an index that does not fit into an int32 as the nearest int32. After an error, the result of
+the op does not matter, and a loop that counts its steps runs to its end. Any other loop stops as soon as the record is
+not empty, because it might wait forever for a row that was dropped.
 
-The record passes through loops and branches, and the program has it raised after each of them. The call that raises it
-knows the name, the place and the number of rows of each op.
+The record passes through loops and branches, and the program raises it after each of them. The call that raises it has
+the name, the source line and the number of rows of each op.
 """
 
 import math
@@ -24,12 +24,12 @@ from jax.core import ShapedArray
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering.equations import Atom, Block, is_static
+from jax_tensorarray._lowering.equations import Atom, Block, equation_at, is_static
 from jax_tensorarray._lowering.ownership import mask_of
-from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.scopes import (
     Scope,
     added_by_step,
+    all_equations,
     argument,
     index_number,
     init_of,
@@ -37,6 +37,7 @@ from jax_tensorarray._lowering.scopes import (
     rebuilt,
     with_bodies,
 )
+from jax_tensorarray._lowering.source_lines import SourceLines
 from jax_tensorarray._ops.calls import TAPE_PARAM, Named
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.fence import ta_zero_p
@@ -54,8 +55,8 @@ from jax_tensorarray._ops.starts import (
 )
 from jax_tensorarray._types import INT32_MAX, Equation
 
-#: First comes the code, an int64: 0 until an index is out of range, then 2^32 times the number of the op plus the index
-#: as an int32. If the program computes a size, the number of rows follows, an int32. Op and index are one number, since
+#: The code, an int64: 0 until an index is out of range, then 2^32 times the number of the op plus the index as an
+#: int32. If the program computes a size, the number of rows follows, an int32. Op and index share one number because
 #: each number that a loop carries adds two operations per step on a CPU, a fusion and a copy.
 Record = list[Atom]
 
@@ -63,43 +64,40 @@ _INT32, _INT64 = (ShapedArray((), np.dtype(t)) for t in (np.int32, np.int64))
 
 
 def drop_out_of_bounds(jaxpr: Any) -> Any:
-    """Have no index raise, on platforms where no call can."""
+    """Make every index out of range drop its op, for platforms without calls."""
     return _recorded_where(is_strict, jaxpr)
 
 
 def check_by_record(jaxpr: Any, default: str, outside: Any, opaque_zero: bool) -> Any:
-    """Have indices recorded if they are out of range. An op whose index is recorded drops it.
+    """Record the first index that is out of range, and make ops drop such an index.
 
-    If one of the ops may become a slice, by its `lowering` or the `default`, the indices of all ops of the program are
-    recorded, also outside of loops. If none may, kernels raise by themselves. With `opaque_zero` every loop that has an
-    op gets a record, and XLA cannot know that it begins empty.
+    If `lowering` or the `default` lets any op become a slice, the program records the indices of all its ops, also
+    outside of loops. Otherwise kernels raise by themselves. With `opaque_zero` every loop with an op gets a record, and
+    XLA does not know that it begins empty.
     """
     jaxpr = _recorded_where(lambda eqn: is_strict(eqn) and _is_never_out(eqn), jaxpr)
     program = Scope(jaxpr)
     if not any(_may_be_slice(scope, eqn, default, opaque_zero) for scope, eqn in _equations(program)):
         return jaxpr
-    return Threader(Scope(_tested_in_steps(program)), Places(outside), opaque_zero).run()
+    return Threader(Scope(_tested_in_steps(program)), SourceLines(outside), opaque_zero).run()
 
 
 def _may_be_slice(scope: Scope, eqn: Equation, default: str, opaque_zero: bool) -> bool:
-    """Return whether an op that may be recorded or need a zero may become a slice."""
+    """Return whether an op may become a slice and then needs a record or a zero."""
     if not _can_be_recorded(eqn) and not (opaque_zero and _may_be_ordered(eqn)):
         return False
-    asked = eqn.params.get("lowering", "auto")
-    lowering = default if asked == "auto" else asked
+    lowering = eqn.params.get("lowering", "auto")
+    lowering = default if lowering == "auto" else lowering
     return lowering == "xla" or (lowering == "auto" and scope.is_in_loop)
 
 
 def _equations(scope: Scope) -> Iterator[tuple[Scope, Equation]]:
     """Yield the equations of a jaxpr and of the loops and branches in it, with their scopes."""
-    for eqn in scope.jaxpr.eqns:
-        yield scope, eqn
-        for inner in scope.scopes_in(eqn):
-            yield from _equations(inner)
+    return all_equations(scope, Scope.scopes_in)
 
 
 def _recorded_where(test: Callable[[Equation], bool], jaxpr: Any) -> Any:
-    """Return a jaxpr in which the ops that pass a test drop an index that is out of range."""
+    """Return a jaxpr in which the ops that pass a test drop an index out of range."""
 
     def change(scope: Scope, eqn: Equation, block: Block) -> Equation:
         return _recorded(eqn) if test(eqn) else eqn
@@ -111,7 +109,7 @@ def _recorded_where(test: Callable[[Equation], bool], jaxpr: Any) -> Any:
 
 
 def _can_be_recorded(eqn: Equation) -> bool:
-    """Return whether an op raises, and can be recorded instead."""
+    """Return whether an op raises, and its index can be recorded instead."""
     if not is_strict(eqn):
         return False
     index, size = eqn.invars[index_number(eqn)].aval, _size(eqn)
@@ -119,7 +117,7 @@ def _can_be_recorded(eqn: Equation) -> bool:
 
 
 def _may_be_ordered(eqn: Equation) -> bool:
-    """Return whether an order may be put between an op of ours and others, which takes an opaque zero."""
+    """Return whether a later pass may order an op of ours, for which it needs an opaque zero."""
     return eqn.primitive in KERNEL_OPS and not eqn.params.get("unordered")
 
 
@@ -129,7 +127,7 @@ def _size(eqn: Equation) -> int | None:
 
 
 def _is_never_out(eqn: Equation) -> bool:
-    """Return whether there is nothing to check: no index or no example at all, or the number of a step."""
+    """Return whether an index needs no check: it is empty, or the step number of a tape."""
     batch = eqn.invars[0].aval.shape[: eqn.params["batch_dims"]]
     return 0 in (*batch, *eqn.invars[index_number(eqn)].aval.shape) or bool(eqn.params.get(TAPE_PARAM))
 
@@ -145,21 +143,21 @@ class _Position(NamedTuple):
     """The rows that an op addresses."""
 
     index: Atom
-    span: int  #: each index is the first of so many rows
-    size: Any  #: how many rows there are, a variable of int32 `[*batch]` or a number
+    span: int  #: how many rows begin at each index
+    size: Any  #: the number of rows of the buffer, an int32 variable `[*batch]` or a number
     mask: Atom | None  #: bool of the shape of the index: False where the op does nothing
 
     @property
     def key(self) -> "_Position | None":
-        """Return the position, None if it is not one of variables only: literals have no hash."""
+        """Return the position as a key, or None if it contains a literal: literals have no hash."""
         return None if any(isinstance(x, Literal) for x in self) else self
 
 
 def _position(scope: Scope, eqn: Equation) -> _Position:
     index, size = eqn.invars[index_number(eqn)], _size(eqn)
     if eqn.primitive is ta_check_p:
-        known = scope.constant(eqn.invars[1])
-        return _Position(index, 1, eqn.invars[1] if known is None else known, None)
+        constant = scope.constant(eqn.invars[1])
+        return _Position(index, 1, eqn.invars[1] if constant is None else constant, None)
     mask = mask_of(eqn)
     one, one_mask = _shared(scope, index), None if mask is None else _shared(scope, mask)
     if one is not None and (mask is None) == (one_mask is None):  # the program repeats one number
@@ -169,7 +167,7 @@ def _position(scope: Scope, eqn: Equation) -> _Position:
 
 
 def _shared(scope: Scope, atom: Atom) -> Atom | None:
-    """Return the scalar that all elements of an array are, if the program makes it of one."""
+    """Return the scalar that the program repeats to an array, or None."""
     if not atom.aval.ndim:
         return atom
     operands = scope.operands(atom, "broadcast_in_dim", "reshape", "expand_dims")
@@ -177,15 +175,15 @@ def _shared(scope: Scope, atom: Atom) -> Atom | None:
 
 
 class Threader:
-    """Hands the record to all that checks an index or waits for something, and takes it back from there."""
+    """Threads the record through the ops, loops and branches that need it."""
 
-    def __init__(self, program: Scope, places: Places, opaque_zero: bool) -> None:
-        self.scope, self.places, self.opaque_zero = program, places, opaque_zero
+    def __init__(self, program: Scope, lines: SourceLines, opaque_zero: bool) -> None:
+        self.scope, self.lines, self.opaque_zero = program, lines, opaque_zero
         self.checking: dict[Scope, bool] = {}
-        #: The ops by number, which begins with 1. An op is its name, its place, and the number of rows unless computed.
+        #: The number of each op, from 1. An op is its name, its source line, and the number of rows unless computed.
         self.ops: dict[tuple[Named, int | None], int] = {}
-        checked = (_position(scope, eqn) for scope, eqn in _equations(program) if _can_be_recorded(eqn))
-        computes = any(not isinstance(position.size, int) for position in checked)
+        positions = (_position(scope, eqn) for scope, eqn in _equations(program) if _can_be_recorded(eqn))
+        computes = any(not isinstance(position.size, int) for position in positions)
         self.types = [_INT64, *[_INT32] * computes]
 
     def run(self) -> Any:
@@ -198,7 +196,7 @@ class Threader:
         return [_compat.new_variable(t) for t in self.types]
 
     def checks(self, scope: Scope) -> bool:
-        """Return whether an index is checked in a jaxpr."""
+        """Return whether a jaxpr checks an index."""
         if scope not in self.checking:
             self.checking[scope] = any(self._checks(scope, eqn) for eqn in scope.jaxpr.eqns)
         return self.checking[scope]
@@ -207,24 +205,24 @@ class Threader:
         return _can_be_recorded(eqn) or any(map(self.checks, scope.scopes_in(eqn)))
 
     def _needs(self, scope: Scope, eqn: Equation) -> bool:
-        """Return whether an equation has to know the record."""
-        if _can_be_recorded(eqn) or _waits(scope, eqn) or (self.opaque_zero and _may_be_ordered(eqn)):
+        """Return whether an equation needs the record."""
+        if _can_be_recorded(eqn) or _stops_at_error(scope, eqn) or (self.opaque_zero and _may_be_ordered(eqn)):
             return True
         return any(self._needs(inner, e) for inner in scope.scopes_in(eqn) for e in inner.jaxpr.eqns)
 
     def _thread(
-        self, scope: Scope, record: Record, known: Any, *, raises: bool = False, zero: bool = False
+        self, scope: Scope, record: Record, recorded: Any, *, raises: bool = False, zero: bool = False
     ) -> tuple[Block, Record]:
         """Pass the record through a jaxpr, and return the new block and the record at its end.
 
-        With `raises` the record begins empty, and is raised. `known` are the positions that have been checked before.
-        With `zero` the code is made known as the zero of the jaxpr.
+        With `raises` the record begins empty, and the jaxpr raises it. `recorded` are the positions that have been
+        checked before. With `zero` the code is the opaque zero of the jaxpr.
         """
-        block, state = Block(scope.closed), _State(record, set(known), empty=raises and not self.opaque_zero)
+        block, state = Block(scope.closed), _State(record, set(recorded), empty=raises and not self.opaque_zero)
         if raises and self.opaque_zero and scope.jaxpr.eqns:
             state.record = self._unknown(block, record, scope.jaxpr.eqns[0])
         if zero and self.opaque_zero:
-            _say_zero(block, record, scope.eqn)
+            _mark_zero(block, record, scope.eqn)
         for eqn in scope.jaxpr.eqns:
             self._equation(scope, block, eqn, state, raises=raises)
         if raises and state.unraised:
@@ -232,22 +230,23 @@ class Threader:
         return block, state.record
 
     def _unknown(self, block: Block, record: Record, at: Equation) -> Record:
-        """Return an empty record. XLA cannot know that it is empty, since a call returns it."""
+        """Return an empty record. A call returns it, so XLA does not know that it is empty."""
         result = _compat.new_variable(_INT32)
         params = {"batch_dims": 0, "mode": "drop", "op": "record", "checked": "", "lowering": "ffi"}
-        block.eqns.append(_new(at, ta_check_p, [Literal(np.int32(n), _INT32) for n in (0, 1)], result, params))
+        operands = [Literal(np.int32(n), _INT32) for n in (0, 1)]
+        block.eqns.append(equation_at(at, ta_check_p, operands, result, **params))
         return [*block.call(_as_code, [result], at), *record[1:]]
 
     def _equation(self, scope: Scope, block: Block, eqn: Equation, state: "_State", *, raises: bool = False) -> None:
         checks = self._checks(scope, eqn)
         if not checks and (state.empty or not list(scope.scopes_in(eqn)) or not self._needs(scope, eqn)):
-            block.add(eqn)  # until the first check there is nothing to wait for
+            block.add(eqn)  # no index has been checked so far
             return
         state.empty, state.unraised = state.empty and not checks, state.unraised or checks
         if _can_be_recorded(eqn):
             position = _position(scope, eqn)
-            if position.key is None or not state.known & {position.key, position._replace(mask=None).key}:
-                state.known.add(position.key)
+            if position.key is None or not state.recorded & {position.key, position._replace(mask=None).key}:
+                state.recorded.add(position.key)
                 state.record = self._checked(block, eqn, position, state.record)
             block.add(_recorded(eqn))
             return
@@ -261,107 +260,102 @@ class Threader:
     def _branches(self, scope: Scope, block: Block, eqn: Equation, state: "_State") -> Record:
         branches = []
         for inner in scope.branches(eqn):
-            own = self.new_record()
-            known = _renamed(state.known, eqn.invars[1:], inner.jaxpr.invars)
-            made, after = self._thread(inner, own, known, zero=scope.is_in_loop)
-            branches.append(_with_more(made, inner, own, after))
+            before, recorded = self.new_record(), _renamed(state.recorded, eqn.invars[1:], inner.jaxpr.invars)
+            new, after = self._thread(inner, before, recorded, zero=scope.is_in_loop)
+            branches.append(_with_more(new, inner, before, after))
         return self._with_record(block, eqn, state.record, branches=tuple(branches))
 
     def _loop(self, scope: Scope, block: Block, eqn: Equation, record: Record) -> Record:
-        """Add a loop that carries the record, after its own carries. Its condition checks nothing."""
+        """Add a loop with the record as its last carries. Its condition checks no index."""
         condition, body = scope.condition(eqn), scope.body(eqn)
-        own, seen, test = self.new_record(), self.new_record(), Block(condition.closed)
-        made, after = self._thread(body, own, frozenset(), zero=True)
+        before, of_condition, test = self.new_record(), self.new_record(), Block(condition.closed)
+        new, after = self._thread(body, before, frozenset(), zero=True)
         if self.opaque_zero and any(map(_may_be_ordered, condition.jaxpr.eqns)):
-            _say_zero(test, seen, eqn)
+            _mark_zero(test, of_condition, eqn)
         for each in condition.jaxpr.eqns:
             test.add(each)
         predicate = [test.read(condition.jaxpr.outvars[0])]
-        if _waits(scope, eqn):
-            predicate = test.call(_and_is_empty, [*predicate, seen[0]], eqn)
-        new_condition = test.jaxpr([*condition.jaxpr.invars, *seen], predicate)
-        new_body = _with_more(made, body, own, after)
+        if _stops_at_error(scope, eqn):
+            predicate = test.call(_and_is_empty, [*predicate, of_condition[0]], eqn)
+        new_condition = test.jaxpr([*condition.jaxpr.invars, *of_condition], predicate)
+        new_body = _with_more(new, body, before, after)
         return self._with_record(block, eqn, record, cond_jaxpr=new_condition, body_jaxpr=new_body)
 
     def _with_record(self, block: Block, eqn: Equation, record: Record, **params: Any) -> Record:
-        """Add a loop or branches that take the record and return it."""
+        """Add a loop or conditional that takes and returns the record."""
         after = self.new_record()
         invars = [*map(block.read, eqn.invars), *record]
         block.add(eqn, invars=invars, outvars=[*eqn.outvars, *after], params=eqn.params | params)
         return after
 
     def _checked(self, block: Block, eqn: Equation, position: _Position, record: Record) -> Record:
-        """Return the record after an op. The op's index becomes the record if it is the first that is out of range."""
+        """Return the record after an op: the index of the op if it is the first one out of range."""
         index, span, size, mask = position
-        known = size if isinstance(size, int) else None
-        op = Named(eqn.params["op"], self.places.of(eqn)), known
+        constant = size if isinstance(size, int) else None
+        op = Named(eqn.params["op"], self.lines.of(eqn)), constant
         code = Literal(np.int64(self.ops.setdefault(op, len(self.ops) + 1) << 32), _INT64)
-        operands = [code, index, *([size] if known is None else []), *([] if mask is None else [mask])]
+        operands = [code, index, *([size] if constant is None else []), *([] if mask is None else [mask])]
         operands = [*map(block.read, operands), *record]
-        return block.call(_after_check, operands, eqn, span=span, size=known, masked=mask is not None)
+        return block.call(_after_check, operands, eqn, span=span, size=constant, masked=mask is not None)
 
     def _raised(self, block: Block, record: Record, at: Equation) -> Record:
-        """Raise the record if there is one, and return it as it is after that."""
+        """Raise the record unless it is empty. Return the record that the call returns."""
         result = _compat.new_variable(ShapedArray((len(self.ops),), np.dtype(np.int32)))
         operands = block.call(_of_ops, record, at, sizes=tuple(size for _, size in self.ops))
         ops = tuple(op for op, _ in self.ops)
         params = {"batch_dims": 1, "mode": "error", "op": "record", "ops": ops, "effect": True}
-        block.eqns.append(_new(at, ta_check_p, operands, result, params))
+        block.eqns.append(equation_at(at, ta_check_p, operands, result, **params))
         return [*block.call(_smallest_as_code, [result], at), *record[1:]]
 
 
-def _new(at: Equation, primitive: Any, operands: Sequence[Atom], result: Any, params: dict[str, Any]) -> Equation:
-    """Return an equation in the place of another one in the source."""
-    return at.replace(primitive=primitive, params=params, invars=list(operands), outvars=[result], effects=set())
-
-
-def _say_zero(block: Block, record: Record, at: Equation) -> None:
-    block.eqns.append(_new(at, ta_zero_p, record[:1], _compat.new_variable(_INT64), {}))
+def _mark_zero(block: Block, record: Record, at: Equation) -> None:
+    block.eqns.append(equation_at(at, ta_zero_p, record[:1], _compat.new_variable(_INT64)))
 
 
 def _with_more(block: Block, scope: Scope, arguments: Sequence[Any], results: Sequence[Atom]) -> Any:
-    """Return the closed jaxpr of a block made of a scope, with more arguments and results."""
+    """Return the closed jaxpr of a block with more arguments and results than its scope."""
     outvars = [*map(block.read, scope.jaxpr.outvars), *results]
     return block.jaxpr([*scope.jaxpr.invars, *arguments], outvars)
 
 
 class _State:
-    """What is known of the record on the way through a jaxpr."""
+    """The state of the record on the way through a jaxpr."""
 
-    def __init__(self, record: Record, known: set[Any], *, empty: bool) -> None:
-        self.record, self.known, self.empty = record, known, empty
-        self.unraised = False  #: whether an index has been checked that may not have been raised
+    def __init__(self, record: Record, recorded: set[Any], *, empty: bool) -> None:
+        #: The positions in `recorded` have been checked. The record is still `empty` if that is known.
+        self.record, self.recorded, self.empty = record, recorded, empty
+        self.unraised = False  #: whether an index has been checked since the last call that raises
 
 
-def _renamed(known: Any, operands: Sequence[Atom], invars: Sequence[Any]) -> Any:
-    """Return the known positions, keyed by the variables of a branch."""
+def _renamed(positions: Any, operands: Sequence[Atom], invars: Sequence[Any]) -> Any:
+    """Return positions in the variables of a branch, if they have such."""
     names: dict[Any, Any] = {}
     for x, v in zip(operands, invars, strict=True):
         if not isinstance(x, Literal):
             names.setdefault(x, v)
 
-    def there(x: Any) -> bool:
+    def has_name(x: Any) -> bool:
         return x is None or isinstance(x, int) or x in names
 
     return {
         _Position(names[p.index], p.span, names.get(p.size, p.size), None if p.mask is None else names[p.mask])
-        for p in known
-        if p is not None and p.index in names and there(p.size) and there(p.mask)
+        for p in positions
+        if p is not None and p.index in names and has_name(p.size) and has_name(p.mask)
     }
 
 
 # --- loops -----------------------------------------------------------------------------------------------------
 
 
-def _waits(scope: Scope, eqn: Equation) -> bool:
-    """Return whether `eqn` is a loop that might run for ever on wrong rows: one that does not count to a number."""
+def _stops_at_error(scope: Scope, eqn: Equation) -> bool:
+    """Return whether `eqn` is a loop that does not count to a number: it might run forever on wrong rows."""
     if eqn.primitive.name != "while":
         return False
     return not counts(scope, eqn, _compat.opened(eqn.params["cond_jaxpr"]).outvars[0])
 
 
 def counts(scope: Scope, loop: Equation, predicate: Atom) -> bool:
-    """Return whether a loop that goes on while a value of its condition is true counts its steps to a number."""
+    """Return whether a loop with this condition counts its steps to a number."""
     condition = scope.condition(loop)
     compared = condition.operands(predicate, "lt")
     number = condition.carried(compared[0]) if compared else None
@@ -372,7 +366,7 @@ def counts(scope: Scope, loop: Equation, predicate: Atom) -> bool:
 
 
 def _is_fixed(scope: Scope, loop: Equation, end: Atom) -> bool:
-    """Return whether a value of a condition is a constant, which the loop may have been given and pass on."""
+    """Return whether a value of a condition is a constant, perhaps through a carry that never changes."""
     condition = scope.condition(loop)
     number = condition.carried(end)
     if number is None:
@@ -382,9 +376,9 @@ def _is_fixed(scope: Scope, loop: Equation, end: Atom) -> bool:
 
 
 def _tested_in_steps(scope: Scope) -> Any:
-    """Return a jaxpr in which no condition of a loop checks an index, since a condition cannot return a record.
+    """Return a jaxpr in which no condition of a loop checks an index, because a condition cannot return a record.
 
-    The loop evaluates the condition before the first step and at the end of each, and carries the result.
+    Instead, we evaluate the condition before the first step and at the end of each, and the loop carries the result.
     """
 
     def checks(scope: Scope, eqn: Equation) -> bool:
@@ -403,7 +397,7 @@ def _tested_in_steps(scope: Scope) -> Any:
 
 
 def _tested_in_step(block: Block, loop: Equation) -> Equation:
-    """Return such a loop. Add the equations of the condition before the first step to the block."""
+    """Return such a loop, and add the first evaluation of its condition to the block."""
     params, body = loop.params, _compat.opened(loop.params["body_jaxpr"])
     count = params["cond_nconsts"]
     of_condition, operands = loop.invars[:count], loop.invars[count:]
@@ -414,13 +408,13 @@ def _tested_in_step(block: Block, loop: Equation) -> Equation:
     step, test = Block(params["body_jaxpr"]), Block(params["cond_jaxpr"])
     step.eqns, test.constvars, test.consts = list(body.eqns), [], []
     (after,) = step.inlined(params["cond_jaxpr"], [*consts, *body.outvars], loop, step.eqns.append)
-    changed = {
+    changes = {
         "cond_jaxpr": test.jaxpr(carried, carried[-1:]),
         "body_jaxpr": step.jaxpr([*consts, *body.invars, before], [*body.outvars, after]),
         "cond_nconsts": 0,
         "body_nconsts": count + params["body_nconsts"],
     }
-    return loop.replace(invars=[*loop.invars, first], outvars=[*loop.outvars, result], params=params | changed)
+    return loop.replace(invars=[*loop.invars, first], outvars=[*loop.outvars, result], params=params | changes)
 
 
 def _and_is_empty(predicate: Any, code: Any) -> Any:
@@ -442,17 +436,17 @@ def _smallest_as_code(checked: Any) -> Any:
 
 
 def _after_check(op: Any, index: Any, *rest: Any, span: int, size: int | None, masked: bool) -> Any:
-    """Return the record after the check of an index: the given one if there is one, or nothing is out of range."""
+    """Return the record after the check of an index: the old one, unless that is empty and the index out of range."""
     of_size, rest = (size, rest) if size is not None else (rest[0], rest[1:])
     mask, record = (rest[0], rest[1:]) if masked else (None, rest)
     index, of_size, outside = _first_out_of_range(index, span, of_size, mask)
-    found = [lax.add(op, as_dtype(_clipped(index), np.int64)), of_size if size is None else np.int32(size)]
+    of_index = [lax.add(op, as_dtype(_clipped(index), np.int64)), of_size if size is None else np.int32(size)]
     first = lax.bitwise_and(outside, lax.eq(record[0], np.int64(0)))
-    return [lax.select(first, new, old) for new, old in zip(found, record, strict=False)]
+    return [lax.select(first, new, old) for new, old in zip(of_index, record, strict=False)]
 
 
 def _clipped(index: Any) -> Any:
-    """Return an index as the nearest int32, which is out of range if the index is."""
+    """Return the int32 nearest to an index. It is out of range if the index is."""
     kind = index.dtype.type
     if index.dtype == np.int64:
         index = lax.clamp(kind(-INT32_MAX - 1), index, kind(INT32_MAX))
@@ -462,14 +456,14 @@ def _clipped(index: Any) -> Any:
 
 
 def _first_out_of_range(index: Any, span: int, size: Any, mask: Any) -> Any:
-    """Return the first index that is out of range, the number of rows there, and whether there is one."""
+    """Return the first index out of range, the number of rows of its example, and whether there is one."""
     if mask is not None:  # examples may share one of the two
         shape = np.broadcast_shapes(index.shape, mask.shape)
         index, mask = (
             x if x.shape == shape else lax.broadcast_in_dim(x, shape, tuple(range(len(shape)))) for x in (index, mask)
         )
     if span > 1:
-        # The first number out of range is the first of all, or the number after the last row of the buffer.
+        # The first row out of range is the first row, or the one after the last row of the buffer.
         index = widened(index, size)
         index = lax.select(lax.le(index, like(index, size - span)), index, lax.max(index, like(index, size)))
     sizes = size if isinstance(size, int) else repeated(size, index.shape[size.ndim :])
@@ -479,8 +473,8 @@ def _first_out_of_range(index: Any, span: int, size: Any, mask: Any) -> Any:
     if not index.ndim:
         return index, sizes, outside
     flat = (math.prod(index.shape),)
-    places, none = lax.iota(np.dtype(np.uint32), flat[0]), np.uint32(flat[0])
-    first = lax.reduce_min(lax.select(reshaped(outside, flat), places, like(places, flat[0])), (0,))
+    positions, none = lax.iota(np.dtype(np.uint32), flat[0]), np.uint32(flat[0])
+    first = lax.reduce_min(lax.select(reshaped(outside, flat), positions, like(positions, flat[0])), (0,))
 
     def at_first(x: Any) -> Any:
         return reshaped(lax.dynamic_slice(reshaped(x, flat), [first], [1]), ())
@@ -489,7 +483,7 @@ def _first_out_of_range(index: Any, span: int, size: Any, mask: Any) -> Any:
 
 
 def _of_ops(code: Any, *size: Any, sizes: tuple[int | None, ...]) -> Any:
-    """Return an index and a number of rows for each op: those of the record, and for other ops row 0 of 1."""
+    """Return an index and a number of rows for each op: from the record for its op, row 0 of 1 for the others."""
     shape = (len(sizes),)
     index = as_dtype(code, np.int32)  # the lower half
     op = lax.sub(code, as_dtype(index, np.int64))

@@ -1,12 +1,12 @@
-"""Read a row once that a program reads twice of one version of a buffer: common subexpression elimination.
+"""Merge reads of the same row of the same version of a buffer: common subexpression elimination.
 
     y = f(ta_read(b, i)) + g(ta_read(b, i))
     # becomes
     row = ta_read(b, i)
     y = f(row) + g(row)
 
-XLA does so with slices, but not where a barrier is between the two: a step that attends to `cache[k]` reads it for the
-scores and for the sum, and each read of 32 KB would make an array (forward 1.3 times as long as plain JAX).
+XLA merges equal slices too, but not across a barrier. A step that attends to `cache[k]` reads it for the scores and for
+the sum, and each read of 32 KB would allocate an array (forward, it takes 1.3 times as long as plain JAX).
 """
 
 from collections.abc import Hashable
@@ -27,13 +27,13 @@ _FAR = 32
 
 
 def read_once(jaxpr: Any) -> Any:
-    """Replace each read of a row by an earlier one of the same row in its jaxpr, if there is one."""
+    """Replace each read of a row by an earlier read of the same row in the same jaxpr."""
     numbers, first = _ScopedNumbers(), dict[Hashable, Any]()
 
     def once(scope: Scope, eqn: Equation, block: Block) -> Equation | None:
         if eqn.primitive is not ta_read_p or is_strict(eqn) or eqn.params[TAPE_PARAM]:
             return eqn
-        key = scope, numbers.made(scope, eqn)
+        key = scope, numbers.of_result(scope, eqn)
         if key not in first:
             first[key] = eqn.outvars[0]
             return eqn
@@ -57,10 +57,10 @@ class _ScopedNumbers(jaxprs.ValueNumbers):
         key = scope, atom
         if key not in self.of_value:
             maker = scope.maker(atom, "iota", *kinds.OF_INDICES) if far else None
-            self.of_value[key] = self.number(atom) if maker is None else self.made(scope, maker, far - 1)
+            self.of_value[key] = self.number(atom) if maker is None else self.of_result(scope, maker, far - 1)
         return self.of_value[key]
 
-    def made(self, scope: Scope, eqn: Equation, far: int = _FAR) -> int:
+    def of_result(self, scope: Scope, eqn: Equation, far: int = _FAR) -> int:
         """Return the number of the result of an equation."""
         operands = [self.of(scope, x, far) for x in eqn.invars]
         return self.number(eqn.primitive, *sorted(eqn.params.items(), key=lambda item: item[0]), *operands)

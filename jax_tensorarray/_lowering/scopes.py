@@ -1,4 +1,4 @@
-"""Use-def chains of an expanded program: the maker of a value, and the outer value that an argument is bound to."""
+"""Use-def chains of an expanded program: the equation that makes a value, and the outer value of an argument."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,16 +10,14 @@ from jax.extend.core import Literal
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.uses import Uses
-from jax_tensorarray._lowering.equations import Block, without_consts
+from jax_tensorarray._lowering.equations import Atom, Block, without_consts
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import ROW_OPS, may_raise
 from jax_tensorarray._types import Equation
 
-Atom = Any
-
 
 class Scope:
-    """A jaxpr where it is used: the program itself, the condition or the body of a loop, a branch, or a call."""
+    """A jaxpr with its context: the program, the condition or the body of a loop, a branch, or a call."""
 
     def __init__(self, jaxpr: Any, outer: "Scope | None" = None, eqn: Any = None, role: Any = None) -> None:
         self.closed, self.jaxpr = jaxpr, _compat.opened(jaxpr)
@@ -33,7 +31,7 @@ class Scope:
         return Uses(self.jaxpr)
 
     def maker(self, atom: Atom, *names: str) -> Any:
-        """Return the equation that makes a value, if it has one of these names. There is none of a literal."""
+        """Return the equation that makes a value, if it has one of these names. A literal has none."""
         eqn = self.uses.maker(atom)
         return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
@@ -69,7 +67,7 @@ class Scope:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the program or the jaxpr of a `shard_map` or a call: not part of a loop or a branch."""
+        """Whether this is the program, or the jaxpr of a `shard_map` or a call, not of a loop or a branch."""
         return self.role in (None, "call", "shard")
 
     @property
@@ -78,7 +76,7 @@ class Scope:
         return self.role in ("condition", "body") or (self.outer is not None and self.outer.is_in_loop)
 
     def operand(self, atom: Atom) -> Atom | None:
-        """Return the outer variable that is bound to this argument, or None if it varies, as a carry does."""
+        """Return the outer value that is bound to this argument. Return None if the argument varies, like a carry."""
         number = None if isinstance(atom, Literal) else self.numbers.get(atom)
         if number is None or self.outer is None:
             return None
@@ -92,7 +90,7 @@ class Scope:
         return eqn.invars[number] if self.role == "call" else None
 
     def carried(self, atom: Atom) -> int | None:
-        """Return the number of the carry that an argument of a body or condition is, None if it is none."""
+        """Return which carry an argument of a body or condition is, or None."""
         number = None if isinstance(atom, Literal) else self.numbers.get(atom)
         if number is None or self.role not in ("condition", "body"):
             return None
@@ -100,7 +98,7 @@ class Scope:
         return number - first if number >= first else None
 
     def constant(self, atom: Atom) -> int | None:
-        """Return the number that all elements of an integer array are, if the program says so."""
+        """Return the number that all elements of an integer array equal, or None: constant propagation."""
         if isinstance(atom, Literal):
             value = np.asarray(atom.val)
             return int(value) if value.dtype.kind in "iub" and not value.ndim else None
@@ -121,7 +119,7 @@ def _converted(number: int, dtype: Any) -> int | None:
 
 
 def home_of(scope: Scope, value: Any) -> tuple[Scope, Any]:
-    """Return a value as the variable that it is outside of all branches, with its scope."""
+    """Follow an argument of branches to the variable outside of them. Return that with its scope."""
     while isinstance(scope.role, int) and not isinstance(value, Literal) and value in scope.numbers:
         outer = scope.operand(value)
         if isinstance(outer, Literal):
@@ -149,7 +147,7 @@ def added_by_step(scope: Scope, loop: Equation, number: int) -> int | None:
         if not operands:
             return None
         if (by := body.constant(operands[1])) is not None:
-            after, added = operands[0], added + by  # several if a step of the loop is several of the program
+            after, added = operands[0], added + by  # a step may add several times if the loop is unrolled
         elif (by := body.constant(operands[0])) is not None:
             after, added = operands[1], added + by
         else:
@@ -158,24 +156,24 @@ def added_by_step(scope: Scope, loop: Equation, number: int) -> int | None:
 
 
 def addresses_rows(eqn: Equation) -> bool:
-    """Return whether an equation has an index that has to be in range."""
+    """Return whether an equation has an index of rows."""
     return eqn.primitive in ROW_OPS or eqn.primitive is ta_check_p
 
 
 def index_number(eqn: Equation) -> int:
-    """Return which operand of such an equation the index is."""
+    """Return which operand of that equation is the index."""
     return int(eqn.primitive is not ta_check_p)
 
 
 def is_strict(eqn: Equation) -> bool:
-    """Return whether an equation raises if its index is out of range, and the index may be so."""
+    """Return whether an equation raises for an index out of range, and no pass has checked the index."""
     return addresses_rows(eqn) and may_raise(eqn.params) and not eqn.params.get("checked")
 
 
 def joined_columns(scope: Scope, index: Atom, count: int) -> list[Atom]:
-    """Return the `count` arrays of one column each that an array is joined of along its last axis, or nothing.
+    """Return the `count` columns that the program concatenates to an array along its last axis, or nothing.
 
-    The array may have leading axes of one position that the columns lack: those of a batch that shares its index.
+    The array may have leading axes of size 1 that the columns lack, for a batch that shares its index.
     """
     eqn = scope.maker(index, "concatenate")
     if (wider := scope.maker(index, "broadcast_in_dim")) is not None:
@@ -187,7 +185,7 @@ def joined_columns(scope: Scope, index: Atom, count: int) -> list[Atom]:
     return list(eqn.invars) if [x.aval.shape[-1] for x in eqn.invars] == [1] * count else []
 
 
-#: Which scopes of an equation are looked into.
+#: A function that returns the scopes of an equation to enter.
 Entered = Callable[[Scope, Equation], Iterable[Scope]]
 
 
@@ -203,7 +201,7 @@ def bodies_of(eqn: Equation) -> list[Any]:
 
 
 def inner_scopes(scope: Scope, eqn: Equation) -> list[Scope]:
-    """Return the scopes of these jaxprs."""
+    """Return the scopes of the jaxprs that `bodies_of` returns."""
     if eqn.primitive.name in ("while", "cond"):
         return list(scope.scopes_in(eqn))
     role = "shard" if eqn.primitive.name == "shard_map" else "call"
@@ -218,8 +216,16 @@ def all_scopes(scope: Scope) -> Iterator[Scope]:
             yield from all_scopes(inner)
 
 
+def all_equations(scope: Scope, entered: Entered = inner_scopes) -> Iterator[tuple[Scope, Equation]]:
+    """Yield the equations of a scope and of those in it, with their scopes."""
+    for eqn in scope.jaxpr.eqns:
+        yield scope, eqn
+        for inner in entered(scope, eqn):
+            yield from all_equations(inner, entered)
+
+
 def with_bodies(eqn: Equation, new: Sequence[Any]) -> Equation:
-    """Return such an equation with other jaxprs, which are closed."""
+    """Return that equation with other closed jaxprs."""
     name = eqn.primitive.name
     if name == "cond":
         return eqn.replace(params=eqn.params | {"branches": tuple(new)})
@@ -232,10 +238,10 @@ def with_bodies(eqn: Equation, new: Sequence[Any]) -> Equation:
 def rebuilt(
     scope: Scope, change: Callable[[Scope, Equation, Block], Equation | None], entered: Entered = inner_scopes
 ) -> Any:
-    """Return the jaxpr of a scope with each equation changed, those in loops and branches too.
+    """Return the jaxpr of a scope with each equation changed, also in loops and branches.
 
-    All that `change` is asked for is of the jaxprs as they were. It returns the equation, or None if it has added to
-    the block what takes the equation's place.
+    `change` gets the old scope and equation. It returns the new equation, or None if it has added other equations to
+    the block instead.
     """
     block, changed = Block(scope.closed), False
     for eqn in scope.jaxpr.eqns:

@@ -1,23 +1,23 @@
-"""Row ops as XLA's own slices, where these do the same in place: XLA fuses them with what makes or uses the row.
+"""Rewrite row ops as XLA's own slices if these also run in place: XLA fuses slices with other operations on the row.
 
     row = ta_read(b, i)              row = dynamic_slice(b, i)
                                      b, row = optimization_barrier(b, row)
     b = ta_write(b, j, x)            b = dynamic_update_slice(b, x, j)
 
-A call of ours stays outside of every fusion and costs a fixed time; a loop without calls may even become one function
-of machine code. But a call raises and updates in place whatever is around it, and slices do neither. So a slice stands
-for a call where
+A call of ours is never fused and costs a fixed time; a loop without calls may even become one function of machine code.
+But a call always raises and updates in place, and a slice does neither by itself. So a slice replaces a call under two
+conditions:
 
-- the index is one row, or a few except on a GPU, and it need not be in range or is checked already (`record`). On a
-  CPU more rows in a loop are one gather or one scatter;
-- all reads of the buffer come before its update by data dependence. If the rows that are read feed only the update,
-  they do. Otherwise an optimization barrier around the buffer and the row orders the two, in versions of XLA that keep
-  it until memory has been assigned. In older versions we put the read in a `cond` that is always taken, which XLA does
-  not know. It returns an extra 0, which we add to the index of the update, so the update depends on the read. Both keep
-  XLA from reading the row again after the update, in a fusion of its own.
+- The index is one row, or a few except on a GPU, and it need not be in range or is checked already (`record`). On a
+  CPU, more rows in a loop are one gather or one scatter.
+- All reads of the buffer come before its update by data dependence. This holds if the rows feed only the update.
+  Otherwise an optimization barrier around the buffer and the row orders the two, in versions of XLA that keep barriers
+  until they have assigned memory. In older versions we put the read into a `cond` that is always taken, but XLA does
+  not know that. The `cond` also returns a 0, which we add to the index of the update, so the update depends on the
+  read. Either way, XLA cannot read the row a second time after the update.
 
-`lowering` is "auto" for slices as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops, where
-a separate call then has to raise.
+With `lowering="auto"` we choose slices as above, with "ffi" calls everywhere, and with "xla" slices also outside of
+loops, where a separate call then raises.
 """
 
 import math
@@ -35,7 +35,6 @@ from jax_tensorarray._lowering.choice import Chooser, Rewrite, repeated_by
 from jax_tensorarray._lowering.equations import Atom, Block, has_type_of, hashable, is_of_numbers, is_static
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import mask_of, operands_of, readers_of, waits_of
-from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.scopes import (
     Scope,
     addresses_rows,
@@ -46,6 +45,7 @@ from jax_tensorarray._lowering.scopes import (
     with_bodies,
 )
 from jax_tensorarray._lowering.slicing import How
+from jax_tensorarray._lowering.source_lines import SourceLines
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.empty import ta_empty_p
 from jax_tensorarray._ops.fence import ta_fence_p, ta_zero_p
@@ -56,122 +56,122 @@ from jax_tensorarray._types import Equation
 
 
 def use_slices(jaxpr: Any, *, platform: str | None, divided: bool, outside: Any) -> Any:
-    """Rewrite the ops for which slices are as good, and have the others be calls.
+    """Rewrite ops as slices if these are as good as calls, and prepare the others as calls.
 
     Args:
         jaxpr: a closed jaxpr in which `ordering` has put readers before updates.
-        platform: the only platform that the program will run on, if that is known and the program is not divided among
-            devices: slices of a buffer with divided rows would gather it. In other programs only tapes become slices.
-        divided: whether the program is divided nevertheless, without kernels. A slice for each example would gather.
-        outside: the place in the source that calls the program.
+        platform: the only platform of the program, if that is known and the program is for one device: slices of a
+            buffer with divided rows would gather it. In other programs only tapes become slices.
+        divided: whether a program without kernels is for several devices. A slice for each example would gather.
+        outside: the source line that calls the program.
     """
     program = Scope(jaxpr)
     chooser = Chooser(program, platform, divided)
     chosen = {scope: [(e, chooser.choose(scope, e)) for e in scope.jaxpr.eqns] for scope in all_scopes(program)}
-    return Rewriter(agreed(chosen), chooser, Places(outside)).jaxpr(program, frozenset())
+    return Rewriter(agreed(chosen), chooser, SourceLines(outside)).jaxpr(program, frozenset())
 
 
 class Rewriter:
-    """Rewrites the chosen ops, and settles how the others are called."""
+    """Rewrites the chosen ops, and gives the others the parameters of their calls."""
 
-    def __init__(self, chosen: dict[Scope, Rewrites], chooser: Chooser, places: Places) -> None:
-        self.chosen, self.places = chosen, places
+    def __init__(self, chosen: dict[Scope, Rewrites], chooser: Chooser, lines: SourceLines) -> None:
+        self.chosen, self.lines = chosen, lines
         self.barriers_hold = chooser.barriers_hold
 
-    def jaxpr(self, scope: Scope, made_again: frozenset[Any]) -> Any:
+    def jaxpr(self, scope: Scope, duplicated: frozenset[Any]) -> Any:
         """Return the rewritten closed jaxpr.
 
-        XLA would make the values `made_again`, which are arguments of a branch, in a fusion that reads them.
+        `duplicated` are the arguments of a branch that XLA would compute again in a fusion that reads them.
         """
-        changed, rows = False, _Rows(scope, self.barriers_hold, made_again)
+        changed, rewriter = False, _JaxprRewriter(scope, self.barriers_hold, duplicated)
         for eqn, rewrite in self.chosen[scope]:
             if eqn.primitive is ta_zero_p:
-                rows.block.rename(eqn.outvars, map(rows.block.read, eqn.invars))
-                rows.zero = rows.block.read(eqn.invars[0])
+                rewriter.block.rename(eqn.outvars, map(rewriter.block.read, eqn.invars))
+                rewriter.zero = rewriter.block.read(eqn.invars[0])
                 changed = True
                 continue
             if rewrite is not None:
-                rows.rewrite(eqn, rewrite)
+                rewriter.rewrite(eqn, rewrite)
                 changed = True
                 continue
             if inner_scopes(scope, eqn):
-                new = self._with_bodies(scope, eqn, rows)
+                new = self._with_bodies(scope, eqn, rewriter)
             elif eqn.primitive in KERNEL_OPS or eqn.primitive in (ta_check_p, ta_empty_p):
-                new = self._settled(scope, eqn, rows)
+                new = self._settled(scope, eqn, rewriter)
             else:
                 new = eqn
-                changed |= rows.materialize(eqn)
+                changed |= rewriter.materialize(eqn)
             changed |= new is not eqn
-            rows.add(new)
-        return rows.block.jaxpr() if changed else scope.closed
+            rewriter.add(new)
+        return rewriter.block.jaxpr() if changed else scope.closed
 
-    def _with_bodies(self, scope: Scope, eqn: Equation, rows: "_Rows") -> Equation:
+    def _with_bodies(self, scope: Scope, eqn: Equation, rewriter: "_JaxprRewriter") -> Equation:
         """Return a loop or branches with rewritten jaxprs."""
         old = inner_scopes(scope, eqn)
         if eqn.primitive.name == "cond":
             captured = [zip(eqn.invars[1:], inner.jaxpr.invars, strict=True) for inner in old]
-            made_again = [frozenset(v for x, v in pairs if rows.is_made_again(x)) for pairs in captured]
+            duplicated = [frozenset(v for x, v in pairs if rewriter.is_duplicated(x)) for pairs in captured]
         else:
-            made_again = [frozenset()] * len(old)
-        new = [self.jaxpr(*each) for each in zip(old, made_again, strict=True)]
+            duplicated = [frozenset()] * len(old)
+        new = [self.jaxpr(*each) for each in zip(old, duplicated, strict=True)]
         return eqn if all(a is b.closed for a, b in zip(new, old, strict=True)) else with_bodies(eqn, new)
 
-    def _settled(self, scope: Scope, eqn: Equation, rows: "_Rows") -> Equation:
-        """Return an op as its kernel is called.
+    def _settled(self, scope: Scope, eqn: Equation, rewriter: "_JaxprRewriter") -> Equation:
+        """Return an op with the parameters and operands of its kernel.
 
-        One that raises is named with its place. If it raises or allocates in a loop, XLA must not hoist it as
-        loop-invariant: it would raise in a loop of no steps.
+        An op that raises gets its source line. If it raises or allocates in a loop, it gets an effect: XLA must not
+        hoist it as loop-invariant, because it would then raise in a loop of no steps.
         """
         changes: dict[str, Any] = {}
         raises = addresses_rows(eqn) and may_raise(eqn.params) and eqn.params.get("checked") != "recorded"
         if is_strict(eqn):
-            changes["place"] = self.places.of(eqn)
+            changes["place"] = self.lines.of(eqn)
         if scope.is_in_loop and (eqn.primitive is ta_empty_p or raises):
             changes["effect"] = True
         if eqn.primitive in ROW_OPS and is_static(eqn.invars[0].aval) and is_static(eqn.invars[1].aval):
-            eqn = rows.flat(eqn)
+            eqn = rewriter.flat(eqn)
         return eqn.replace(params=eqn.params | changes) if changes else eqn
 
 
-class _Rows:
+class _JaxprRewriter:
     """Replaces the ops of one jaxpr by slices, in order.
 
-    Reads of a buffer come before its update by an optimization barrier, after which the buffer is another value. Before
-    jaxlib 0.12 on CPUs they do so by a 0 that depends on the reads, which is added to the index of the update.
+    An optimization barrier keeps reads of a buffer before its update, and returns the buffer as another value. On CPUs
+    before jaxlib 0.12, we instead add a 0 that depends on the reads to the index of the update.
     """
 
-    def __init__(self, scope: Scope, barriers_hold: bool, made_again: frozenset[Any]) -> None:
+    def __init__(self, scope: Scope, barriers_hold: bool, duplicated: frozenset[Any]) -> None:
         self.scope, self.block, self.barriers_hold = scope, Block(scope.closed), barriers_hold
         self.zero: Atom | None = None
-        self.made_again = set(made_again)  #: values that XLA would make again where they are read
+        self.duplicated = set(duplicated)  #: values that XLA would compute again in a fusion that reads them
         self.read_before: dict[Any, set[Any]] = {}  #: by buffer: the rows read before it
         self.tokens: dict[Any, Atom] = {}
-        self.named: dict[Any, list[Any]] = {}  #: by value: the variables that it stands for
+        self.named: dict[Any, list[Any]] = {}  #: by value: the variables that it replaces
 
     def add(self, eqn: Equation) -> None:
         self.block.add(eqn)
         if eqn.primitive.name == "dynamic_update_slice" or self._is_computed_for_carry(eqn):
-            self.made_again.update(eqn.outvars)
+            self.duplicated.update(eqn.outvars)
 
     def materialize(self, eqn: Equation) -> bool:
-        """Have an operation that reads whole buffers read them after their updates. Return whether there are such.
+        """Put barriers before an operation that reads whole updated buffers. Return whether there are such.
 
-        XLA would compute an update again in the fusion that reads, and copy the buffer from before the update for that.
-        If nothing else uses the updated buffer, XLA computes it in the fusion only.
+        Otherwise XLA duplicates the update into the fusion that reads, and copies the old buffer for it. Without other
+        uses of the updated buffer, XLA computes the update in that fusion only, and no barrier is needed.
         """
         changed = False
         if not self.barriers_hold or not self.scope.is_in_loop:
             return changed
         for x in eqn.invars:
             least = _gates.ORDERED_BYTES if _is_converted(eqn) else _gates.ORDERED_BYTES_OF_ALL
-            is_large = self.is_made_again(x) and num_bytes(x) >= least
+            is_large = self.is_duplicated(x) and num_bytes(x) >= least
             if is_large and len(self.scope.uses.of(x)) > 1:
                 buffer, changed = self.block.read(x), True
                 self._pass_on(buffer, *self.block.call(slicing.barrier, [buffer], eqn))
         return changed
 
-    def is_made_again(self, atom: Atom) -> bool:
-        return not isinstance(current := self.block.read(atom), Literal) and current in self.made_again
+    def is_duplicated(self, atom: Atom) -> bool:
+        return not isinstance(current := self.block.read(atom), Literal) and current in self.duplicated
 
     def rewrite(self, eqn: Equation, rewrite: Rewrite) -> None:
         primitive = eqn.primitive
@@ -180,29 +180,29 @@ class _Rows:
         elif primitive in ROW_OPS:
             results = self._update(eqn, rewrite.how)
         elif primitive is ta_check_p:
-            results = self.block.call(slicing.check, self._own(eqn), eqn, drops=rewrite.how.drops)
+            results = self.block.call(slicing.check, self._operands(eqn), eqn, drops=rewrite.how.drops)
         elif primitive is ta_fence_p:
             results = [self._fence(eqn)]
         else:
             (buffer,), token = self._after(eqn)
-            results = self.block.call(slicing.clear, [buffer, *self._own(eqn)[1:], *token], eqn)
+            results = self.block.call(slicing.clear, [buffer, *self._operands(eqn)[1:], *token], eqn)
         for v, new in zip(eqn.outvars, results, strict=True):
             self._name(v, new)
 
     def flat(self, eqn: Equation) -> Equation:
-        """Return a row op with the operands of its kernel: the numbers of all rows, and a mask of these."""
+        """Return a row op with the operands of its kernel: the numbers of all rows, and a mask over them."""
         params = eqn.params
         buffer, index, *rest = operands_of(eqn)
         signature, mask = ROW_OPS[eqn.primitive], mask_of(eqn)
-        is_known, whole = params.get("checked") == "in range", params["whole"]
+        is_in_range, whole = params.get("checked") == "in range", params["whole"]
         clips = whole and params["mode"] == "clip"
         how = How(
             batch_dims=params["batch_dims"],
             sizes=sizes_of(buffer.aval, params),
             window=params["window"],
             masked=mask is not None,
-            drops=not is_known and not clips,
-            clips=clips and not is_known,
+            drops=not is_in_range and not clips,
+            clips=clips and not is_in_range,
             by_windows=whole and bool(params["window"]),
         )
         masks = [] if mask is None else [self.block.read(mask)]
@@ -218,11 +218,11 @@ class _Rows:
 
     # --- operands
 
-    def _own(self, eqn: Equation) -> list[Atom]:
+    def _operands(self, eqn: Equation) -> list[Atom]:
         return [self.block.read(x) for x in operands_of(eqn)]
 
     def _starts(self, index: Atom, axes: int, eqn: Equation) -> list[Atom]:
-        """Return an index, or the columns that it is joined of."""
+        """Return an index, or the columns that the program concatenates to it."""
         columns = joined_columns(self.scope, index, axes) if axes > 1 else []
         starts, shape = [self.block.read(x) for x in columns or [index]], (*index.aval.shape[:-1], 1)
         if columns and columns[0].aval.shape != shape:
@@ -236,10 +236,7 @@ class _Rows:
             self.named.setdefault(atom, []).append(variable)
 
     def _pass_on(self, old: Atom, new: Any) -> None:
-        """Rename a value to its copy behind a barrier.
-
-        Further reads of the buffer pass barriers side by side, because XLA does not fuse along a chain of them.
-        """
+        """Replace a value by the result of a barrier, under all its names."""
         if not isinstance(old, Literal):
             for variable in [old, *self.named.pop(old, [])]:
                 self.block.names[variable] = new
@@ -247,9 +244,9 @@ class _Rows:
     # --- order
 
     def _after(self, eqn: Equation, more: Sequence[Atom] = ()) -> tuple[list[Atom], list[Atom]]:
-        """Return the buffer of an op after the values that it waits for, and perhaps a 0 for the index of an update.
+        """Return the buffer and `more` values of an op behind a barrier with the values that it waits for.
 
-        It waits for `more` values, too, and they are returned after the buffer.
+        Without barriers, also return a 0 for the index of an update, which depends on those values.
         """
         buffer, *more = map(self.block.read, [eqn.invars[0], *more])
         before = self.read_before.get(hashable(buffer), set())
@@ -258,12 +255,12 @@ class _Rows:
         if not waited:
             return [buffer, *more], []
         if self.barriers_hold:
-            passed = self.block.call(slicing.barrier, [buffer, *waited], eqn)
-            for old, new in zip([buffer, *waited], passed, strict=True):
+            (new_buffer, *results) = self.block.call(slicing.barrier, [buffer, *waited], eqn)
+            for old, new in zip([buffer, *waited], [new_buffer, *results], strict=True):
                 self._pass_on(old, new)
-            self.read_before[passed[0]] = before.union(passed[1:])
-            new = dict(zip(waited, passed[1:], strict=True))
-            return [passed[0], *(x if isinstance(x, Literal) else new.get(x, x) for x in more)], []
+            self.read_before[new_buffer] = before.union(results)
+            behind = dict(zip(waited, results, strict=True))
+            return [new_buffer, *(x if isinstance(x, Literal) else behind.get(x, x) for x in more)], []
         tokens = [self._token_of(r, eqn) for r in waited if 0 not in r.aval.shape]
         return [buffer, *more], self.block.call(slicing.sum_of, tokens, eqn) if tokens else []
 
@@ -274,7 +271,7 @@ class _Rows:
         return token
 
     def _is_made_of(self, atom: Atom, buffer: Any) -> bool:
-        """Return whether a value is computed from a buffer, or from another version of it."""
+        """Return whether a value is computed from an array of the type of a buffer."""
         seen, stack = set[Any](), [atom]
         while stack:
             v = stack.pop()
@@ -288,7 +285,7 @@ class _Rows:
         return False
 
     def _is_computed_for_carry(self, eqn: Equation) -> bool:
-        """Return whether a step of a loop computes all of a large array elementwise, and carries it on."""
+        """Return whether a step of a loop computes a large carry elementwise."""
         if self.scope.role != "body" or eqn.primitive.name not in kinds.ARITHMETIC:
             return False
         (v,) = eqn.outvars
@@ -298,21 +295,21 @@ class _Rows:
 
     def _read(self, eqn: Equation, rewrite: Rewrite) -> Atom:
         how, buffer = rewrite.how, self.block.read(eqn.invars[0])
-        # XLA would make an updated one again in the fusion that reads, of the buffer before the update. It would also
-        # repeat a slice of one that a step computes as a whole, and read the one before after its memory is needed.
-        # A gather is never made twice.
-        if self.barriers_hold and self.is_made_again(eqn.invars[0]):
-            how = how._replace(is_made_again=how.ordered or rewrite.passes_on or not how.at_once)
+        # XLA would duplicate an update into the fusion that reads, from the old buffer. If a step computes all of a
+        # carry, XLA would also repeat a slice of it, and read the old carry after its memory is needed. XLA never
+        # duplicates a gather.
+        if self.barriers_hold and self.is_duplicated(eqn.invars[0]):
+            how = how._replace(is_duplicated=how.ordered or rewrite.passes_on or not how.at_once)
         _, index, *mask = operands_of(eqn)
         zero = [self.zero] if how.by_branch else []
         operands = [*zero, buffer, *self._starts(index, len(how.sizes), eqn), *map(self.block.read, mask)]
         results = self.block.call(slicing.read, operands, eqn, how=how)
-        if how.is_made_again or (how.ordered and self.barriers_hold):
-            passed, row = results
-            before = self.read_before.get(hashable(buffer), set()) if not how.is_made_again else set()
-            self._pass_on(buffer, passed)
+        if how.is_duplicated or (how.ordered and self.barriers_hold):
+            new_buffer, row = results
+            before = self.read_before.get(hashable(buffer), set()) if not how.is_duplicated else set()
+            self._pass_on(buffer, new_buffer)
             if how.ordered:
-                self.read_before[passed] = before | {row}
+                self.read_before[new_buffer] = before | {row}
             return row
         if how.ordered:
             row, self.tokens[row] = results
@@ -321,27 +318,28 @@ class _Rows:
 
     def _update(self, eqn: Equation, how: How) -> list[Atom]:
         _, index, value, *mask = operands_of(eqn)
-        # XLA would compute what depends on rows of this buffer again for each of several slices. So these values pass a
-        # barrier before the first update, and so do all rows if nothing else waits for them.
+        # With several slices, XLA would compute values that depend on rows of this buffer again for each slice. So they
+        # pass a barrier before the first update. If nothing else waits for the rows, all of them pass it.
         several = not how.at_once and self.barriers_hold and _num_slices(eqn, how) > 1
         needs_all = several and bool(eqn.params.get("unordered"))
-        made = [value] if needs_all else []
-        made += [x for x in (index, value, *mask) if several and x not in made and self._is_made_of(x, eqn.invars[0])]
-        (buffer, *_), token = self._after(eqn, made)
-        is_made_again = self.barriers_hold and how.does_both and buffer in self.made_again
-        how = how._replace(is_made_again=is_made_again and (how.ordered or not how.at_once), tokens=bool(token))
+        behind = [value] if needs_all else []
+        others = (x for x in (index, value, *mask) if several and x not in behind)
+        behind += [x for x in others if self._is_made_of(x, eqn.invars[0])]
+        (buffer, *_), token = self._after(eqn, behind)
+        is_duplicated = self.barriers_hold and how.does_both and buffer in self.duplicated
+        how = how._replace(is_duplicated=is_duplicated and (how.ordered or not how.at_once), tokens=bool(token))
         zero = [self.zero] if how.by_branch else []
         if how.if_any:
             return self._replace(buffer, value, *mask, *token, eqn=eqn)
-        index = [self.block.read(index)] if index in made else self._starts(index, len(how.sizes), eqn)
+        index = [self.block.read(index)] if index in behind else self._starts(index, len(how.sizes), eqn)
         rest = [self.block.read(x) for x in (value, *mask)]
         results = self.block.call(slicing.update, [*zero, buffer, *index, *rest, *token], eqn, how=how)
         if not how.at_once:
-            self.made_again.add(results[0])
+            self.duplicated.add(results[0])
         return results
 
     def _replace(self, buffer: Atom, value: Atom, mask: Atom, *token: Atom, eqn: Equation) -> list[Atom]:
-        """Replace all rows where a mask is true. Repeated rows are made within the branch."""
+        """Replace all rows where a mask is true. A branch repeats the value to all rows."""
         source, dims = repeated_by(self.scope, value)
         operands = [buffer, self.block.read(source), self.block.read(mask), *token]
         return self.block.call(slicing.replace_if_any, operands, eqn, dims=dims)
@@ -355,7 +353,7 @@ class _Rows:
 
 
 def _is_converted(eqn: Equation) -> bool:
-    """Return whether XLA converts what an equation multiplies to float32 first, on a CPU: in a fusion, and all of it.
+    """Return whether XLA for CPUs first converts the operands of a product to float32, in a fusion.
 
     The product takes longer than the wait. For float32 there is no such fusion.
     """

@@ -1,7 +1,7 @@
-"""Functions of arrays that do what a row op does by slices, gathers and scatters of XLA's own.
+"""Row ops as functions of arrays that use XLA's own slices, gathers and scatters.
 
-`choice` chooses the ops and says how each becomes one of these. If an op reads and updates a buffer, its function keeps
-the read before the update. `slices.Rewriter` does so between ops.
+`choice` chooses the ops and describes each by a `How`. If an op both reads and updates a buffer, its function orders
+the read before the update. `slices.Rewriter` orders different ops.
 """
 
 import functools
@@ -33,36 +33,36 @@ Array = jax.Array
 
 
 class How(NamedTuple):
-    """How an op becomes operations of XLA's own: all that is known of it while it is traced."""
+    """How to write an op as XLA's own operations."""
 
-    # What the op is for. A buffer has the axes `[*batch, *sizes, *elem]`.
+    # The op. A buffer has the axes `[*batch, *sizes, *elem]`.
     batch_dims: int = 0
     sizes: tuple[int, ...] = ()
     window: tuple[int, ...] = ()  #: the sizes of its boxes along the last of these axes
-    rows: tuple[int, ...] = ()  #: the shape of what it reads
+    rows: tuple[int, ...] = ()  #: the shape of the rows that it reads
     masked: bool = False  #: a mask decides whether it does anything
-    reverse: bool = False  #: it visits its positions last to first
-    combine: Callable[[Array, Array], Array] | None = None  #: makes the new row of the old one and the value
+    reverse: bool = False  #: it visits its positions from last to first
+    combine: Callable[[Array, Array], Array] | None = None  #: from the old row and the value to the new row
     takes: bool = False  #: it returns the old rows
 
-    # What it becomes.
-    drops: bool = False  #: its index may be out of range, and then it does nothing
-    clips: bool = False  #: boxes are moved into range
+    # Its new form.
+    drops: bool = False  #: it skips an index out of range
+    clips: bool = False  #: it moves boxes into range
     does_both: bool = False  #: it reads the rows that it updates
-    ordered: bool = False  #: others read the buffer
-    shared: int = 0  #: how many batch axes have one index for all examples
-    by_windows: bool = False  #: its rows are one or several windows, moved as a whole
-    at_once: bool = False  #: all rows are moved by one gather or one scatter
-    if_any: bool = False  #: a branch is taken only if the mask is true for some example
+    ordered: bool = False  #: other ops read the buffer
+    shared: int = 0  #: how many batch axes share one index among all examples
+    by_windows: bool = False  #: it moves whole windows, not their rows
+    at_once: bool = False  #: one gather or scatter moves all rows
+    if_any: bool = False  #: a branch runs only if the mask is true for some example
 
-    # Where it stands.
+    # Its context.
     barriers_hold: bool = True
-    is_made_again: bool = False  #: XLA would make the buffer again in the fusion that reads it
-    tokens: bool = False  #: the last operand is a 0 for the index of an update, which is there after other reads
+    is_duplicated: bool = False  #: XLA would compute the buffer again in the fusion that reads it
+    tokens: bool = False  #: the last operand is a 0 for the index of an update that depends on other reads
 
     @property
     def by_branch(self) -> bool:
-        """Whether a branch puts reads before updates: the first operand is a 0 that XLA cannot know."""
+        """Whether a branch orders reads before updates: the first operand is a 0, but XLA does not know that."""
         return self.ordered and not self.barriers_hold
 
 
@@ -78,7 +78,7 @@ class _Operands(NamedTuple):
 def _operands(how: How, operands: Sequence[Array], *, takes_value: bool) -> _Operands:
     """Name the operands of a function: `[zero,] buffer, index..., [value,] [mask,] [token]`.
 
-    The index is one array, or one of each axis.
+    The index is one array, or one for each axis.
     """
     rest = list(operands)
     zero = rest.pop(0) if how.by_branch else None
@@ -93,7 +93,7 @@ def _operands(how: How, operands: Sequence[Array], *, takes_value: bool) -> _Ope
     return _Operands(buffer, starts, value, mask, zero, token)
 
 
-# --- what keeps reads before updates -----------------------------------------------------------------------------
+# --- the order of reads and updates -----------------------------------------------------------------------------
 
 
 def barrier(*operands: Array) -> Sequence[Array]:
@@ -106,7 +106,7 @@ def shaped(x: Array, shape: tuple[int, ...]) -> list[Array]:
 
 
 def token_of(zero: Array, value: Array) -> list[Array]:
-    """Return a number that is 0, once `value` is there."""
+    """Return a 0 that depends on `value`."""
     ones = (1,) * value.ndim
     first = reshaped(lax.slice(value, (0,) * value.ndim, ones), ())
     first = lax.real(first) if first.dtype.kind == "c" else first
@@ -118,7 +118,7 @@ def sum_of(*tokens: Array) -> list[Array]:
 
 
 def _branch(zero: Array, run: Callable[[], Any], other: Callable[[], Any]) -> Any:
-    """Return what the first of two branches makes. It is the one that is run, but XLA does not know that."""
+    """Return the results of the first of two branches. It always runs, but XLA does not know that."""
     return list(lax.cond(lax.ne(zero, like(zero, 0)), other, run))
 
 
@@ -129,9 +129,9 @@ def _zeros(shape: Sequence[int], dtype: Any) -> Array:
 def _read_first(
     zero: Array | None, buffer: Array, read: Callable[[Array], Array], shape: Sequence[int]
 ) -> tuple[Array, Array | None, Array]:
-    """Return the buffer after `read(buffer)`, a 0 for the index of an update or None, and what was read."""
+    """Return the buffer after `read(buffer)`, a 0 for the index of an update or None, and the rows."""
     if zero is None:
-        # A slice does not pass a barrier as it is: XLA would make it again for each of its uses.
+        # XLA copies a slice before a barrier only without its axes of size 1. Else it repeats the slice for each use.
         rows = reshaped(read(buffer), [n for n in shape if n != 1])
         buffer, rows = lax.optimization_barrier((buffer, rows))
         return buffer, None, reshaped(rows, shape)
@@ -143,11 +143,7 @@ def _read_first(
 
 
 def read(*operands: Array, how: How) -> list[Array]:
-    """Return what an op reads.
-
-    Before it comes the buffer that is there afterwards if it has passed a barrier, and after it a 0 if it was read in a
-    branch.
-    """
+    """Return the rows that an op reads: after the new buffer if there is a barrier, before a 0 if there is a branch."""
     inputs = _operands(how, operands, takes_value=False)
     buffer = inputs.buffer
     if how.at_once:
@@ -158,10 +154,10 @@ def read(*operands: Array, how: How) -> list[Array]:
         def rows(buffer: Array) -> Array:
             return _joined([access.taken(access.row_of(buffer)) for access in accesses], how.rows, how.shared)
 
-    if how.is_made_again:
+    if how.is_duplicated:
         (buffer,) = barrier(buffer)
     if not how.ordered:
-        return [buffer, rows(buffer)] if how.is_made_again else [rows(buffer)]
+        return [buffer, rows(buffer)] if how.is_duplicated else [rows(buffer)]
     buffer, token, taken = _read_first(inputs.zero, buffer, rows, how.rows)
     return [buffer, taken] if token is None else [taken, token]
 
@@ -171,12 +167,12 @@ def update(*operands: Array, how: How) -> list[Array]:
     inputs = _operands(how, operands, takes_value=True)
     if how.at_once:
         return _update_at_once(how, inputs)
-    buffer, value, taken, is_made_again = inputs.buffer, inputs.value, {}, how.is_made_again
+    buffer, value, taken, is_duplicated = inputs.buffer, inputs.value, {}, how.is_duplicated
     accesses = _accesses(how, inputs)
     for access in reversed(accesses) if how.reverse else accesses:
         new, tokens = access.part_of(value), [inputs.token]  # type: ignore[arg-type]
         if how.does_both:
-            if is_made_again:
+            if is_duplicated:
                 (buffer,) = barrier(buffer)
             if how.ordered:
                 buffer, token, old = _read_first(inputs.zero, buffer, access.row_of, access.shape)
@@ -187,16 +183,16 @@ def update(*operands: Array, how: How) -> list[Array]:
             new = new if access.mask is None else lax.select(access.mask, new, old)
             taken[access.position] = access.taken(old)
         buffer = access.after(tokens).with_row(buffer, new)
-        is_made_again = how.barriers_hold
+        is_duplicated = how.barriers_hold
     if not how.takes:
         return [buffer]
     return [buffer, _joined([taken[access.position] for access in accesses], how.rows, how.shared)]
 
 
 def replace_if_any(buffer: Array, value: Array, mask: Array, *token: Array, dims: Sequence[int]) -> list[Array]:
-    """Return a buffer with all rows of `value`, which is repeated along all but the axes `dims`, where a mask is true.
+    """Return a buffer with the rows of `value` where a mask is true. `dims` are the axes of `value` in the buffer.
 
-    XLA selects in place, but touches all rows. So nothing is done if the mask is true for no example.
+    XLA selects in place, but touches all rows. So a branch skips the select if the mask is true for no example.
     """
 
     def replaced() -> Array:
@@ -211,7 +207,7 @@ def replace_if_any(buffer: Array, value: Array, mask: Array, *token: Array, dims
 
 def _update_at_once(how: How, inputs: _Operands) -> list[Array]:
     rows, buffer, tokens, old = _AtOnce.of(how, inputs), inputs.buffer, [inputs.token], []
-    if how.is_made_again:
+    if how.is_duplicated:
         (buffer,) = barrier(buffer)
     if how.does_both:
         if how.ordered:
@@ -224,7 +220,7 @@ def _update_at_once(how: How, inputs: _Operands) -> list[Array]:
 
 
 def fence(zero: Array, buffer: Array, *token: Array) -> list[Array]:
-    """Write one element over itself. XLA does not know that this changes nothing."""
+    """Replace one element by itself. XLA does not know that this changes nothing."""
     start: Any = (np.int32(0),) * buffer.ndim
     first = _Access(0, (), start, (1,) * buffer.ndim, None, 0)
     _, token_of_read, element = _read_first(zero, buffer, first.row_of, first.shape)
@@ -232,7 +228,7 @@ def fence(zero: Array, buffer: Array, *token: Array) -> list[Array]:
 
 
 def clear(buffer: Array, start: Array, stop: Array, *token: Array) -> list[Array]:
-    """Write zeros row by row, mostly none at all: a call would keep XLA from making one function of the loop."""
+    """Write zeros row by row, mostly to no rows. With a call, XLA could not compile the loop to one function."""
     for each in token:
         start = lax.add(start, as_dtype(each, start.dtype))
     first, last = lax.max(start, like(start, 0)), lax.min(stop, like(stop, buffer.shape[0]))
@@ -246,7 +242,7 @@ def clear(buffer: Array, start: Array, stop: Array, *token: Array) -> list[Array
 
 
 def check(index: Array, size: Array, *, drops: bool) -> list[Array]:
-    """Return an index as int32, -1 where it is out of range if it may be."""
+    """Return an index as int32. With `drops`, it is -1 where it is out of range."""
     row = as_dtype(index, np.int32)
     if not drops:
         return [row]
@@ -255,10 +251,10 @@ def check(index: Array, size: Array, *, drops: bool) -> list[Array]:
 
 
 def flat(*operands: Array, how: How) -> list[Array]:
-    """Return what a kernel takes: the numbers of all rows in each example, and the mask of these rows.
+    """Return the operands of a kernel: the numbers of all rows of each example, and the mask of these rows.
 
-    The number of a row that is left out is out of range. `drops` says that boxes are in range as a whole or not at all,
-    `clips` that they are moved there.
+    A skipped row has a number out of range. `drops` skips a box that is not in range as a whole, and `clips` moves it
+    into range.
     """
     inputs = _operands(how, operands, takes_value=False)
     batch = inputs.buffer.shape[: how.batch_dims]
@@ -272,7 +268,7 @@ def flat(*operands: Array, how: How) -> list[Array]:
 
 
 def _sliced_at(buffer: Array, start: Sequence[Array], shape: Sequence[int]) -> Array:
-    """Return a slice. A negative start is none from the end, as it is for `lax.dynamic_slice`."""
+    """Return a slice. A negative start does not count from the end, unlike that of `lax.dynamic_slice`."""
     rows: Array = lax.dynamic_slice_p.bind(buffer, *start, slice_sizes=tuple(shape))
     return rows
 
@@ -285,7 +281,7 @@ def _updated_at(buffer: Array, row: Array, start: Sequence[Array]) -> Array:
 class _Access(NamedTuple):
     """One slice of a buffer: a row, or the rows of one index in all examples that share it."""
 
-    shared: int  #: number of outermost batch axes whose examples share it
+    shared: int  #: the number of outermost batch axes whose examples share it
     position: tuple[int, ...]  #: in the index, after these axes
     start: tuple[Array, ...]
     shape: tuple[int, ...]
@@ -293,7 +289,7 @@ class _Access(NamedTuple):
     axis: int  #: the axis of the rows
 
     def after(self, tokens: Sequence[Array | None]) -> "_Access":
-        """Return the same access, once the tokens, which are 0, are there."""
+        """Return the same access, but depending on tokens, which are 0."""
         start = list(self.start)
         for token in tokens:
             if token is not None:
@@ -312,12 +308,12 @@ class _Access(NamedTuple):
         return row if self.mask is None else lax.select(self.mask, row, _zeros(row.shape, row.dtype))
 
     def part_of(self, value: Array) -> Array:
-        """Return the part of an operand `[*batch, *I, *row]` that belongs here."""
+        """Return the part of an operand `[*batch, *I, *row]` for this slice."""
         return _part(value, self.shared, self.position, self.shape)
 
 
 def _accesses(how: How, inputs: _Operands) -> list[_Access]:
-    """Return the slices that an op stands for, in the order of its positions."""
+    """Return the slices of an op, in the order of its positions."""
     shape, batch_dims, sizes = inputs.buffer.shape, how.batch_dims, how.sizes
     starts, where, box = _positions(how, inputs, how.shared)
     batch, inner, elem = shape[: how.shared], batch_dims - how.shared, shape[batch_dims + len(sizes) :]
@@ -366,7 +362,7 @@ def _part(value: Array, shared: int, position: Sequence[int], shape: Sequence[in
 
 
 def _joined(rows: Sequence[Array], shape: Sequence[int], shared: int) -> Array:
-    """Return the result of an op, joined of the rows at its positions."""
+    """Concatenate the rows at the positions of an op to its result."""
     if len(rows) > 1:
         batch, row = shape[:shared], math.prod(shape[shared:]) // len(rows)
         rows = [lax.concatenate([reshaped(r, [*batch, 1, row]) for r in rows], shared)]
@@ -374,18 +370,18 @@ def _joined(rows: Sequence[Array], shape: Sequence[int], shared: int) -> Array:
 
 
 class _AtOnce(NamedTuple):
-    """The rows of an op as those of one gather or scatter.
+    """The rows of an op in one gather or scatter.
 
-    A buffer has the axes `[*shared, *own, *sizes, *elem]`, where a box starts along an axis is `[*own, *I]`.
+    A buffer has the axes `[*shared, *each, *sizes, *elem]`. A start along an axis has the shape `[*each, *I]`.
     """
 
     how: How
     starts: list[Array]
     box: list[int]
-    windows: int  #: how many of the last axes of a box the rows have
+    windows: int  #: how many of the last axes of a box are axes of the rows
     mask: Array | None  #: of the positions: False where the op does nothing
-    shared: int
-    own: int
+    shared: int  #: the number of batch axes whose examples share their positions
+    each: int  #: the number of the other batch axes
 
     @classmethod
     def of(cls, how: How, inputs: _Operands) -> "_AtOnce":
@@ -398,7 +394,7 @@ class _AtOnce(NamedTuple):
     @property
     def at(self) -> int:
         """The first axis of the rows."""
-        return self.shared + self.own
+        return self.shared + self.each
 
     @property
     def rank(self) -> int:
@@ -407,11 +403,11 @@ class _AtOnce(NamedTuple):
 
     @property
     def collapsed(self) -> tuple[int, ...]:
-        """The axes along which a window has no axis."""
+        """The axes of the buffer that rows do not have."""
         return tuple(range(self.at, self.at + len(self.how.sizes) - self.windows))
 
     def dims(self, rank: int) -> tuple[int, ...]:
-        """Return the axes of the rows `[*shared, *own, *I, *window, *elem]` that are not axes of the positions."""
+        """Return the axes of the rows `[*shared, *each, *I, *window, *elem]` that are not axes of the positions."""
         return (*range(self.shared), *range(self.shared + self.rank, rank))
 
     @staticmethod
@@ -428,10 +424,10 @@ class _AtOnce(NamedTuple):
             offset_dims=self.dims(self.shared + rank + self.windows + len(elem)),
             collapsed_slice_dims=self.collapsed,
             operand_batching_dims=tuple(range(self.shared, self.at)),
-            start_indices_batching_dims=tuple(range(self.own)),
+            start_indices_batching_dims=tuple(range(self.each)),
             start_index_map=tuple(range(self.at, first)),
         )
-        taken = (*shape[: self.shared], *[1] * self.own, *self.box, *elem)
+        taken = (*shape[: self.shared], *[1] * self.each, *self.box, *elem)
         rows = lax.gather(buffer, self.joined(self.starts), dims, taken, mode="clip")
         mask = self.mask
         if self.how.drops:
@@ -449,27 +445,27 @@ class _AtOnce(NamedTuple):
         combine: Callable[[Array, Array], Array] | None,
         tokens: Sequence[Array | None],
     ) -> Array:
-        """Return the buffer with the value in its rows, once the tokens, which are 0, are there."""
+        """Return the buffer with the value in its rows. The result depends on the tokens, which are 0."""
         rank, how = self.rank, self.how
         row, *others = self.starts
         if how.clips:
             row, *others = (clamped(x, size - n) for x, size, n in zip(self.starts, how.sizes, self.box, strict=True))
         for token in [token for token in tokens if token is not None]:
             row = lax.add(row, lax.broadcast_in_dim(as_dtype(token, row.dtype), row.shape, ()))
-        if self.mask is not None:  # XLA leaves out a window that is out of range
+        if self.mask is not None:  # XLA skips a window that is out of range
             row = lax.select(self.mask, row, like(row, -1))
         start = self.joined([row, *others])
         if how.reverse:
-            start = lax.rev(start, tuple(range(self.own, rank)))
+            start = lax.rev(start, tuple(range(self.each, rank)))
             value = lax.rev(value, tuple(range(self.at, self.shared + rank)))
         dims = lax.ScatterDimensionNumbers(
             update_window_dims=self.dims(value.ndim),
             inserted_window_dims=self.collapsed,
             operand_batching_dims=tuple(range(self.shared, self.at)),
-            scatter_indices_batching_dims=tuple(range(self.own)),
+            scatter_indices_batching_dims=tuple(range(self.each)),
             scatter_dims_to_operand_dims=tuple(range(self.at, self.at + len(how.sizes))),
         )
-        one_each = math.prod(row.shape[self.own :]) == 1
+        one_each = math.prod(row.shape[self.each :]) == 1
         updated: Array = SCATTERS[combine](buffer, start, value, dims, unique_indices=one_each, mode="drop")
         return updated
 
@@ -479,5 +475,5 @@ def _scatter_sum(buffer: Array, start: Array, value: Array, dims: Any, **options
     return scatter(buffer, start, value, dims, **options)
 
 
-#: By how an op makes the new row of the old one and the value: the scatter that does it.
+#: Scatters, by the function of the old row and the value that returns the new row.
 SCATTERS: dict[Any, Callable[..., Array]] = {None: lax.scatter, added: _scatter_sum, lax.max: lax.scatter_max}

@@ -1,17 +1,17 @@
-"""Find the row ops that need no order: reads that feed the next update only, or of a buffer that no op updates.
+"""Find the row ops that need no order: reads that feed only the next update, or whose buffer is never updated.
 
     row = ta_read(b, i)                row = ta_read(b, i, unordered)
     b = ta_write(b, j, f(row))         b = ta_write(b, j, f(row), unordered)
 
-XLA cannot read a row after an update that is made of the row. So neither a barrier nor a branch has to be between the
-two, and XLA may fuse them.
+XLA cannot read a row after an update that uses the row. So the two need neither a barrier nor a branch between them,
+and XLA may fuse them.
 
-The pass is worth its code also where a barrier can be around every read. We measured 55 programs and gradients of
-`benchmarks.harm`, drawn at random from those that the pass changes. Without it, two take more than 1.1 times as long as
-plain JAX that did not before, 1.2 and 1.5 times, and seven others 1.2 to 2.2 times as long as with it (jax 0.12). It
-has to know the operations that XLA runs once (`kinds.ONCE`): they change 29 of 376 programs. Without them `delay_line`
-takes 1.4 times as long as plain JAX instead of 1.0 times, on 0.10.2 as well, and `two_fields_in_one_array_64` 1.4
-instead of 0.95 times (29 November 2026).
+The pass is worth its code even if barriers hold. We measured 55 programs and gradients of `benchmarks.harm`, drawn at
+random from those that the pass changes. Without it, two take more than 1.1 times as long as plain JAX that did not
+before, 1.2 and 1.5 times, and seven others 1.2 to 2.2 times as long as with it (jax 0.12). It must know the operations
+that XLA never duplicates (`kinds.ONCE`): they change 29 of 376 programs. Without them `delay_line` takes 1.4 times as
+long as plain JAX instead of 1.0 times, on 0.10.2 as well, and `two_fields_in_one_array_64` 1.4 instead of 0.95 times
+(29 November 2026).
 """
 
 from collections.abc import Iterator
@@ -34,8 +34,8 @@ from jax_tensorarray._types import Equation
 def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any:
     """Flag every read and update that needs no order as `unordered`.
 
-    On a CPU a row needs none either if everything that is made of it, apart from the update, goes through an operation
-    that XLA runs once, before the update: XLA repeats a read only in a fusion with cheap operations.
+    On a CPU a read also needs no order if, apart from the update, its row feeds only operations that XLA runs once and
+    before the update: XLA duplicates a read only into a fusion with cheap operations.
     """
     needs = OrderNeeds(kinds.ONCE if platform == "cpu" else frozenset(), barriers_hold=barriers_hold)
 
@@ -53,17 +53,18 @@ def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any
 
 
 class OrderNeeds:
-    """Answers which row ops need an order. A value is asked for in the scope whose variable it is."""
+    """Answers which row ops need an order. Each method takes a value with the scope of its variable."""
 
     def __init__(self, made_once: frozenset[str] = frozenset(), *, barriers_hold: bool = False) -> None:
         self.ownership = Ownership()
         self.made_once, self.barriers_hold = made_once, barriers_hold
         self.for_itself: dict[tuple[Scope, Any], bool] = {}
-        #: Arrays that an update writes and others use: a barrier has XLA make them once, before the update.
+        #: Arrays that an update writes and other equations use. Behind a barrier XLA computes them once, before the
+        #: update.
         self.made_first = set[tuple[Scope, Any]]()
 
     def all_uses(self, scope: Scope, value: Any) -> Iterator[tuple[Scope, Use]]:
-        """Yield the uses of a value with their scopes: those in the branches of a conditional instead of its own."""
+        """Yield the uses of a value with their scopes, and enter the branches of conditionals."""
         for use in scope.uses.of(value):
             if _enters_branches(use):
                 for inner in scope.branches(use.eqn):
@@ -71,14 +72,14 @@ class OrderNeeds:
             else:
                 yield scope, use
 
-    # --- what is updated -----------------------------------------------------------------------------------------
+    # --- updates -----------------------------------------------------------------------------------------
 
     def is_updated_in(self, scope: Scope, value: Any) -> bool:
-        """Return whether an equation of a jaxpr updates a value of it, itself or inside of it."""
+        """Return whether an equation of a jaxpr, or one inside it, updates a value."""
         return value in self.ownership.values(scope.jaxpr, self.ownership.owns)
 
     def is_never_updated(self, scope: Scope, value: Any) -> bool:
-        """Return whether nothing updates a value after it has been read in its jaxpr."""
+        """Return whether nothing updates a value after a read in its jaxpr."""
         if self.is_updated_in(scope, value):
             return False
         if scope.maker(value) is not None:
@@ -94,13 +95,13 @@ class OrderNeeds:
         return False
 
     def is_for_update(self, scope: Scope, read: Equation) -> bool:
-        """Return whether a row is read for the next update of the buffer only, or the buffer is never updated."""
+        """Return whether a read feeds only the next update of its buffer, or the buffer is never updated."""
         return self.reads_feed_only_next_update(scope, read.invars[0]) or self.is_never_updated(scope, read.invars[0])
 
     def reads_feed_only_next_update(self, scope: Scope, buffer: Any) -> bool:
-        """Return whether every read of a buffer's version feeds only its next update, or what is made before that.
+        """Return whether every read of a version of a buffer feeds only the next update, or runs before it.
 
-        The answer may need a barrier behind an array: see `made_first`.
+        This may need a barrier behind an array: see `made_first`.
         """
         key = scope, buffer
         if key not in self.for_itself:
@@ -122,9 +123,9 @@ class OrderNeeds:
             if written is None or not self._reach_only(scope, buffer, eqn, written):
                 return False
         if updates(eqn) and not all(self._goes_on(use) for _, use in self.all_uses(scope, eqn.outvars[0])):
-            return False  # XLA would fuse the update with what takes all of the buffer, into an array of its own
-        maker = scope.maker(buffer)  # without one it is from outside of a branch, and XLA fuses nothing with that
-        # Where no barrier holds, XLA would make this version again in each other fusion that reads it.
+            return False  # XLA would fuse the update with an operation on the whole buffer, into another array
+        maker = scope.maker(buffer)  # None for an argument of a branch, and XLA fuses nothing with that
+        # Without barriers, XLA would duplicate the update that made this version into other fusions that read it.
         is_updated = maker is not None and updates(maker) and not self.barriers_hold
         if is_updated and len(list(self.all_uses(scope, buffer))) > 1:
             return False
@@ -132,10 +133,10 @@ class OrderNeeds:
         return True
 
     def _written_by(self, scope: Scope, update: Equation) -> Any:
-        """Return the large array that an update writes and that is made of rows as large. None for any other.
+        """Return the large array that an update writes, if the program computes it from rows as large, else None.
 
         An example is a time step of a wave: `new = stencil(b[t]) - b[t - 1]; b = b.at[t + 1].set(new)`. A barrier
-        behind the rows would make arrays of them; with one behind `new`, XLA computes `new` of the buffer itself.
+        behind the rows would materialise them. With one behind `new`, XLA computes `new` from the buffer itself.
         """
         if not self.made_once or not self.barriers_hold or not scope.is_in_loop or update.primitive is not ta_write_p:
             return None
@@ -151,13 +152,13 @@ class OrderNeeds:
         return written if is_made and least >= _gates.ORDERED_BYTES_OF_ALL else None
 
     def _goes_on(self, use: Use) -> bool:
-        """Return whether a version of a buffer leaves the jaxpr there, or is updated."""
+        """Return whether a use returns a version of a buffer from the jaxpr, or updates it."""
         return use.eqn is None or self._is_owner(use)
 
     def _reach_only(self, scope: Scope, buffer: Any, update: Equation, first: Any = None) -> bool:
-        """Return whether all that is made of a buffer in the jaxpr of `update` is for `update`, or made before it.
+        """Return whether all values that depend on a buffer feed only `update`, or are computed before it.
 
-        The array `first` is made before it.
+        The array `first` is computed before it.
         """
         home = home_of(scope, buffer)
         starts = [v for v in scope.jaxpr.invars if home_of(scope, v) == home] if buffer in scope.numbers else [buffer]
@@ -167,27 +168,27 @@ class OrderNeeds:
             for use in scope.uses.of(value) if value is not first else ():
                 eqn = use.eqn
                 if eqn is None:
-                    return False  # it leaves the jaxpr
+                    return False  # the jaxpr returns it
                 if value not in starts and _is_checked(scope, use):
-                    return False  # it is recorded whether this index is in range
+                    return False  # the program records whether this index is in range
                 if eqn is update or id(eqn) in seen:
                     continue
                 seen.add(id(eqn))
                 is_once = eqn.primitive.name in self.made_once and not _is_sum_of_few(scope, eqn)
                 if is_once and self._reaches(scope, eqn, update):
                     continue
-                stack.extend(self._made_of(eqn, value))
+                stack.extend(self._results_of(eqn, value))
         return True
 
-    def _made_of(self, eqn: Equation, value: Any) -> list[Any]:
-        """Return the results that are made of a value: a loop passes some carries on as they are."""
+    def _results_of(self, eqn: Equation, value: Any) -> list[Any]:
+        """Return the results that depend on a value: a loop returns some carries unchanged."""
         if eqn.primitive.name != "while":
             return list(eqn.outvars)
         same, first = self.ownership.invariants(eqn), len(eqn.invars) - len(eqn.outvars)
         return [v for k, v in enumerate(eqn.outvars) if k not in same or eqn.invars[first + k] is value]
 
     def _reaches(self, scope: Scope, eqn: Equation, update: Equation) -> bool:
-        """Return whether `update` is made of a result of `eqn`."""
+        """Return whether `update` depends on `eqn`."""
         stack, seen = [eqn], {id(eqn)}
         while stack:
             for result in stack.pop().outvars:
@@ -205,7 +206,7 @@ def _enters_branches(use: Use) -> bool:
 
 
 def _is_checked(scope: Scope, use: Use) -> bool:
-    """Return whether a value is an index that may raise."""
+    """Return whether a use is as an index that may raise."""
     if _enters_branches(use):
         inner = ((branch, branch.jaxpr.invars[use.operand - 1]) for branch in scope.branches(use.eqn))
         return any(_is_checked(branch, u) for branch, v in inner for u in branch.uses.of(v))
@@ -213,9 +214,9 @@ def _is_checked(scope: Scope, use: Use) -> bool:
 
 
 def _is_sum_of_few(scope: Scope, eqn: Equation) -> bool:
-    """Return whether an equation reduces rows that are read, or joined: a few become sums of slices in XLA.
+    """Return whether an equation reduces rows of a read or a concatenation, or axes of size 1.
 
-    One along axes of size 1 becomes no operation at all.
+    XLA turns a reduction of few rows into a sum of slices, and one along axes of size 1 into nothing.
     """
     axes = eqn.params.get("axes")
     if not eqn.primitive.name.startswith(("reduce", "arg")) or axes is None:

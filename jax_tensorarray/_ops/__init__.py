@@ -1,4 +1,4 @@
-"""The ops, one file each. Importing this package imports all of them, and each adds itself to the tables of ops."""
+"""The ops, one file each. This package imports all of them, and each adds itself to the tables of ops."""
 
 import importlib
 import pkgutil

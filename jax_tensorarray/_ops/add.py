@@ -1,4 +1,4 @@
-"""`ta_add`: add to rows of a buffer. Its transpose leaves the cotangent alone and reads it."""
+"""`ta_add`: add to rows of a buffer. Its transpose reads rows of the cotangent and does not change it."""
 
 from typing import Any, Unpack
 
@@ -36,7 +36,7 @@ def ta_add(
     mode: Mode | None = None,
     lowering: Lowering = "auto",
 ) -> jax.Array:
-    """Add to rows of a buffer: `buffer[index] += value`. The updated buffer is returned.
+    """Add to rows of a buffer: `buffer[index] += value`. Return the updated buffer.
 
     Args:
         buffer: array of shape `[T, *elem]`, any dtype. Integers wrap, bools are or-ed, and the 8- and 16-bit floats
@@ -94,12 +94,8 @@ def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **
     return [ct if needs_buffer else None, None, rows, *nothing]
 
 
-def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) -> Array:
-    return reference.add(*operands, batch_dims=batch_dims, reverse=reverse)[0]
-
-
 def _checks(buffer: Array, index: Array, value: Array, *where: Array, **params: Unpack[Params]) -> None:
-    """Add as JAX does, where `checkify` finds a NaN."""
+    """Add by JAX's own operation, in which `checkify` finds a NaN."""
     if jnp.issubdtype(value.dtype, jnp.inexact):
         rows = ta_read_p.bind(buffer, index, *where, **once_checked(params))
         masks = [lax.broadcast_in_dim(w, value.shape, range(w.ndim)) for w in where]
@@ -112,7 +108,7 @@ ta_add_p = make_primitive(
     jvp=_jvp,
     transpose=_transpose,
     batch=batch_rows,
-    reference=_in_plain_jax,
+    reference=reference.add,
     checks=_checks,
     kernel=row_kernel("add", ("buffer", "index", "value", "where"), ("buffer",), reference.added),
 )

@@ -1,8 +1,8 @@
 """Convert the arguments that address rows to operands and parameters of a row op.
 
-An index addresses rows along one axis. With `axis`, the axes before it are batch axes, and all of them share the
-index, which has size 1 along them. A tuple addresses several axes, and its parts are joined along a last axis. With
-`length`, each index is the first of that many rows. Those that a tuple addresses become positions of their own.
+An index addresses rows along one axis. With `axis`, the axes before it are batch axes, and the index has size 1 along
+them because all share it. A tuple addresses several axes, and we concatenate its parts along a last axis. With
+`length`, each index is the first of that many rows. If a tuple has a `length`, each of these rows becomes a position.
 """
 
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ class RowOperands(NamedTuple):
     def with_value(self, value: Any) -> tuple[Any, ...]:
         """Return the operands of an op that takes a value.
 
-        The value is broadcast to `[*batch, *I, *elem]`, with `length` to `[*batch, *I, length, *elem]`, and gets the
-        dtype of the buffer.
+        We broadcast the value to `[*batch, *I, *elem]`, with `length` to `[*batch, *I, length, *elem]`, and convert it
+        to the dtype of the buffer.
         """
         batch_dims, index_dims = self.params["batch_dims"], self.params["index_dims"]
         positions = positions_of(self.at, index_dims)[batch_dims:]
@@ -61,7 +61,7 @@ def rows(
     mode: str | None = None,
     lowering: str = "auto",
 ) -> RowOperands:
-    """Return the rows that `op` addresses, from the arguments that all row ops share."""
+    """Return the operands of `op` from the arguments that all row ops have."""
     arguments.check_lowering(op, lowering)
     if length is None and type(axis) is int and axis == 0 and not isinstance(index, tuple):
         buffer, index, mask, mode = arguments.row_operands(op, buffer, index, where, mode)
@@ -75,7 +75,7 @@ def rows(
     names = [op if len(parts) == 1 and axis == 0 else f"{op}(axis={axis + k})" for k in range(len(parts))]
     length = None if length is None else _as_length(op, length, axis + len(parts) - 1, buffer)
     lengths = [*[1] * (len(parts) - 1), length or 1]
-    indices = [  # of each axis, with the mode that is left to check at run time
+    indices = [  # for each axis, with the mode for the check at run time
         arguments.as_index(name, part, size, mode, masked=masked, length=most)
         for name, part, size, most in zip(names, parts, sizes, lengths, strict=True)
     ]
@@ -143,10 +143,10 @@ def _common_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]
 
 
 def _every_row(first: Index, length: int) -> Index:
-    """Return the consecutive numbers that start at each entry of an index."""
+    """Return `length` consecutive numbers from each entry of an index on."""
     if isinstance(first, jax.Array):
         return every_row(first, length)
-    bounded = np.asarray(np.minimum(first.astype(object), 2**62), np.int64)  # an uint64 may be larger than any int64
+    bounded = np.asarray(np.minimum(first.astype(object), 2**62), np.int64)  # a uint64 may be larger than any int64
     return bounded[..., None] + np.arange(length)
 
 
@@ -159,7 +159,7 @@ def _joined(
     mask: Sequence[Array],
     mode: str | None,
 ) -> Index:
-    """Check the indices of several axes, and join them along a last axis; -1 is out of range."""
+    """Check the indices of several axes, and concatenate them along a last axis. -1 is out of range."""
     if max(sizes) > INT32_MAX and not jax.config.jax_enable_x64:
         raise OverflowError(
             f"{op}: a tuple that addresses axes of the sizes {tuple(sizes)} needs 64-bit integers, which JAX has only "
@@ -188,9 +188,9 @@ def _index_of_empty_batch(
     length: int | None,
     mask: Sequence[Array],
 ) -> Any:
-    """Return the index for a batch of no buffers. An empty batch must still raise for a bad index.
+    """Return the index for an empty batch of buffers, which must still raise for an index out of range.
 
-    So rows without elements are read, which raises, and the result becomes the index.
+    We read rows without elements, which raises, and make the index from the result.
     """
     from jax_tensorarray._ops.read import ta_read_p  # its arguments come from here
 

@@ -1,4 +1,4 @@
-"""Check and convert what users pass to the row ops. Every message says what was given and what is allowed."""
+"""Check and convert the arguments of the row ops. Each error says what was given and what is allowed."""
 
 import reprlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from jax_tensorarray._types import INT32_MAX
 
 Array = jax.Array
 
-#: A known index stays in NumPy: JAX takes longer to make an array of it than to write a row.
+#: A constant index stays in NumPy: JAX takes longer to convert it to an array than to write a row.
 Index = jax.Array | np.ndarray[Any, Any]
 
 
@@ -22,7 +22,7 @@ _short.maxother = _short.maxstring = 80
 
 
 def _noun(op: str) -> str:
-    """Return the noun for the first argument of an op: the names of methods begin with TensorArray."""
+    """Return a noun for the first argument of an op: names of methods begin with TensorArray."""
     return "TensorArray" if op.startswith("TensorArray") else "buffer"
 
 
@@ -34,7 +34,7 @@ def out_of_range(op: str, index: int, size: int) -> str:
 def row_operands(
     op: str, buffer: Any, index: Any, where: Any, mode: str | None
 ) -> tuple[Array, Index, tuple[Array, ...], str | None]:
-    """Check and convert the operands that all row ops take. `where` becomes one operand or none."""
+    """Check and convert the operands of all row ops. `where` becomes one operand or none."""
     buffer, mode = as_buffer(op, buffer), as_mode(op, mode)
     masked = where is not None and where is not True
     index, mode = as_index(op, index, buffer.shape[0], mode, masked=masked)
@@ -51,9 +51,9 @@ _NUMBERS = (bool, int, float, complex)
 
 
 def is_array_like(x: Any) -> bool:
-    """Return whether `x` is an array of numbers, or says how to become one.
+    """Return whether `x` is an array of numbers, or has a protocol for conversion to one.
 
-    It is tested rather than tried: an error or an interrupt during a conversion is the caller's own and must reach him.
+    We do not try the conversion: the caller must see an error or an interrupt in it.
     """
     if isinstance(x, (*_NUMBERS, jax.Array)):
         return True
@@ -73,7 +73,7 @@ def is_array_like(x: Any) -> bool:
 
 
 def _as_array(op: str, name: str, x: Any, allowed: str) -> Array:
-    """Return an array of numbers. `jnp.asarray` takes as long as a small op even where there is nothing to do."""
+    """Return an array of numbers. `jnp.asarray` takes as long as a small op, even for an array."""
     if not isinstance(x, jax.Array):
         if not is_array_like(x):
             raise TypeError(_must_be(op, name, x, allowed) + _way_out(op, x))
@@ -81,7 +81,7 @@ def _as_array(op: str, name: str, x: Any, allowed: str) -> Array:
     return x
 
 
-#: How numbers and random keys become each other.
+#: How users convert numbers to random keys and back.
 FOR_KEYS = (
     "jax.random.key_data converts random keys to numbers, and jax.random.wrap_key_data converts numbers to random keys"
 )
@@ -112,8 +112,8 @@ def _converted(op: str, name: str, x: Any, allowed: str, convert: Any) -> Any:
 
 
 def _must_be(op: str, name: str, x: Any, allowed: str) -> str:
-    given = f"dtype {x.dtype}" if isinstance(x, np.ndarray | np.generic) else _short.repr(x)
-    return f"{op}: {name} must be {allowed}, got {given}"
+    text = f"dtype {x.dtype}" if isinstance(x, np.ndarray | np.generic) else _short.repr(x)
+    return f"{op}: {name} must be {allowed}, got {text}"
 
 
 def _way_out(op: str, x: Any) -> str:
@@ -148,10 +148,10 @@ def check_lowering(op: str, lowering: str) -> None:
 def as_index(
     op: str, index: Any, size: int, mode: str | None, *, masked: bool, length: int = 1
 ) -> tuple[Index, str | None]:
-    """Return an integer index, and the mode that is left to check at run time.
+    """Return an integer index, and the mode for the check at run time.
 
-    Indices known while tracing are checked here; each is the first of `length` rows. `masked` says that a `where`
-    decides at run time which of them count.
+    We check a constant index here, of which each entry is the first of `length` rows. `masked` says that a traced
+    `where` may exclude some.
     """
     array = _index_like(op, index)
     if not isinstance(array, jax.Array):
@@ -165,7 +165,7 @@ _INTEGERS = "an integer or an array of integers"
 
 
 def _index_like(op: str, index: Any) -> Any:
-    """Return an index, known or traced, with its dtype and range still to be checked."""
+    """Return an index, constant or traced, before checks of dtype and range."""
     if isinstance(index, jax.Array | int):
         return index
     if isinstance(index, np.ndarray) and index.dtype == object:
@@ -193,7 +193,7 @@ def _as_constant_index(
     values = _as_integers(op, index)
     stray = np.asarray((values < 0) | (values >= size - length + 1), bool)
     if not stray.any():
-        mode = "drop"  # nothing is left to check
+        mode = "drop"  # no check is needed at run time
     elif mode != "drop" and not masked:
         first = values[stray][0]
         raise IndexError(out_of_range(op, size if 0 <= first < size else first, size))
@@ -201,7 +201,7 @@ def _as_constant_index(
     for dtype in (np.int32, np.uint32, *((np.int64, np.uint64) if jax.config.jax_enable_x64 else ())):
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return values.astype(dtype), mode
-    # No dtype holds them all. A number that the widest cannot hold is out of range, and becomes the least.
+    # No dtype holds all entries. An entry that does not fit into the widest is out of range, and becomes the least.
     limits = np.iinfo(np.int64 if jax.config.jax_enable_x64 else np.int32)
     fits = np.asarray((values >= limits.min) & (values <= limits.max), bool)
     if not (fits | stray).all():
@@ -234,7 +234,7 @@ def _check_integer(op: str, dtype: Any) -> None:
 
 
 def as_where(op: str, where: Any, shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """Return no operand if every row takes part, else one mask of the shape of the index."""
+    """Return no operand without a mask, else one mask of the shape of the index."""
     if where is None or where is True:
         return ()
     array = _as_array(op, "where", where, "bool or an array of bools")
@@ -268,10 +268,10 @@ def _of_dtype(op: str, value: Any, dtype: Any) -> Array:
         limits = jnp.iinfo(dtype)
         if not limits.min <= value <= limits.max:
             raise OverflowError(f"{op}: value {value} does not fit into {dtype}, [{limits.min}, {limits.max}]")
-    given = getattr(value, "dtype", None) or jnp.result_type(value)
-    if is_extended(dtype) or is_extended(given):
+    value_dtype = getattr(value, "dtype", None) or jnp.result_type(value)
+    if is_extended(dtype) or is_extended(value_dtype):
         raise TypeError(
-            f"{op}: a value of dtype {given} cannot be stored in a {_noun(op)} of dtype {dtype}; {FOR_KEYS}"
+            f"{op}: a value of dtype {value_dtype} cannot be stored in a {_noun(op)} of dtype {dtype}; {FOR_KEYS}"
         )
     try:
         promoted = jnp.result_type(dtype, value)
@@ -279,14 +279,14 @@ def _of_dtype(op: str, value: Any, dtype: Any) -> Array:
         promoted = None
     if promoted is None or promoted != dtype:  # NumPy takes None for float64
         raise TypeError(
-            f"{op}: a value of dtype {given} cannot be stored in a {_noun(op)} of dtype {dtype} without loss; "
+            f"{op}: a value of dtype {value_dtype} cannot be stored in a {_noun(op)} of dtype {dtype} without loss; "
             f"convert it with .astype({str(dtype)!r}) if that is meant"
         )
     return jnp.asarray(value, dtype)
 
 
 def _divided_as(buffer: Array, rows: Array, dims: Sequence[int | None]) -> Array:
-    """Shard the rows as the buffer is, if its type says how: on meshes with explicit axes.
+    """Shard the rows like the buffer, on meshes with explicit axes.
 
     `dims` maps each axis of the rows to an axis of the buffer.
     """
@@ -311,7 +311,7 @@ def _broadcast(op: str, name: str, array: Array, shape: tuple[int, ...], what: s
 
 
 def as_dtype(op: str, dtype: Any) -> Any:
-    """Return a dtype that a buffer can have: narrowed where 64-bit types are off, as JAX does."""
+    """Return the dtype of a buffer. Without x64, JAX narrows 64-bit types."""
     if isinstance(dtype, type) and issubclass(dtype, jax.dtypes.extended):
         raise TypeError(
             f"{op}: dtype must be the dtype of an array, got {dtype}; each implementation of random keys has its own, "

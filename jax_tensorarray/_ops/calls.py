@@ -1,4 +1,4 @@
-"""The signatures of the calls of our kernels: their operands and results by role, and their attributes."""
+"""Signatures of the calls of our kernels: the roles of operands and results, and the attributes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,20 +16,20 @@ class Signature(NamedTuple):
 
     operands: tuple[str, ...]
     results: tuple[str, ...]
-    combine: Callable[[Any, Any], Any] | None  #: makes the new row of the old one and the value, for slices
+    combine: Callable[[Any, Any], Any] | None  #: from the old row and the value to the new row, for slices
 
     @property
     def takes_value(self) -> bool:
-        """Whether there are rows between the index and the mask."""
+        """Whether the operands have rows between the index and the mask."""
         return "value" in self.operands
 
     @property
     def in_place(self) -> bool:
-        """Whether the first operand is updated, and is the first result."""
+        """Whether the call updates its first operand, and returns it as its first result."""
         return self.operands[:1] == self.results[:1] == ("buffer",)
 
 
-#: The signatures of our calls, by name. Every op declares its own.
+#: Signatures of our calls, by name. Each op declares its own.
 SIGNATURES: dict[str, Signature] = {}
 
 
@@ -39,36 +39,36 @@ def declare(
     results: tuple[str, ...],
     combine: Callable[[Any, Any], Any] | None = None,
 ) -> Signature:
-    """Declare the operands and results of a call, and how it combines two rows if it does. Return its signature."""
+    """Declare the signature of a call, and return it."""
     SIGNATURES[name] = signature = Signature(operands, results, combine)
     return signature
 
 
-#: Begins the name of an op that is the whole text of an error, which says nothing of an index.
+#: The first character of an `op` that is the whole text of an error, without an index.
 TEXT = "!"
 
 
 class Named(NamedTuple):
-    """An op as its errors name it."""
+    """The name of an op in errors."""
 
     name: str
-    place: str | None = None  #: file and line, empty if the op itself has been jitted; None if no pass has looked
+    place: str | None = None  #: file and line, empty if the op itself is jitted; None without passes
 
     def __str__(self) -> str:
         return self.name if self.place is None else f"{self.name}@{self.place}"
 
 
 def op_attribute(params: Mapping[str, Any]) -> str:
-    """Return the attribute `op` of a call. `csrc/op_attribute.h` takes it apart."""
+    """Return the attribute `op` of a call. `csrc/op_attribute.h` parses it."""
     ops = params.get("ops", (Named(params["op"], params.get("place")),))
     return ">" * params.get("deferred", False) + "\n".join(map(str, ops))
 
 
-#: The lowerings that a row op may ask for, see `_lowering.slices`.
+#: The values of `lowering`, see `_lowering.slices`.
 LOWERINGS = ("auto", "ffi", "xla")
 
 
-#: Platforms that call no kernels. Row ops become operations of XLA's own there.
+#: Platforms without kernels. Row ops become XLA's own operations there.
 WITHOUT_KERNELS = frozenset({"tpu"})
 
 
@@ -82,7 +82,7 @@ TAPE_PARAM = "is_tape"
 
 
 class Config(NamedTuple):
-    """The attributes that a kernel is called with. None is an attribute that the call does not have."""
+    """The attributes of the call of a kernel. None is an attribute that the call does not have."""
 
     batch_dims: int | None = None
     index_dims: int | None = None
@@ -99,7 +99,7 @@ class Config(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Config":
-        """Parse the text of such a dictionary, as XLA has it."""
+        """Parse the text of such a dictionary from XLA."""
         with ir.Context():
             return cls.of(ir.DictAttr(ir.Attribute.parse(text or "{}")))
 
@@ -116,7 +116,7 @@ def _written(value: bool | int | str) -> str:
 
 
 def config(call: Operation) -> Config:
-    """Return the attributes with which a kernel is called."""
+    """Return the attributes of a call."""
     return Config.of(call.attributes[CONFIG]) if CONFIG in call.attributes else Config()
 
 

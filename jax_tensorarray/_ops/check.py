@@ -1,4 +1,4 @@
-"""`ta_check`: the index, once it is known to be in the range of the live rows."""
+"""`ta_check`: check that an index is in the range of the live rows, and return it."""
 
 import functools
 from typing import Any
@@ -13,17 +13,17 @@ from jax_tensorarray._ops.primitive import Array, all_to_front, batched_mode, ma
 
 
 def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = None, op: str = "ta_check") -> jax.Array:
-    """Return the index where it is in `[0, size)`, for a size that only the running program knows.
+    """Return the index where it is in `[0, size)`, for a traced size.
 
-    Internal: `TensorArray` reads rows with the returned index, so that no row past the live ones is read.
+    Internal: `TensorArray` reads rows with the returned index, so it never reads a row past the live ones.
 
     Args:
         index: integer or integer array of shape `I`.
         size: number of live rows, an int32 scalar that may be traced.
-        where: bool, broadcast to `I`. Where it is False the index is not looked at, and -1 is given.
-        mode: what an index outside `[0, size)` does, negative ones included: "error" raises, "drop" gives -1. None
-            is "error", under `jax.vmap` too, for each example that runs.
-        op: what the user called, for messages; after `TEXT` the whole of a message.
+        where: bool, broadcast to `I`. Where it is False, the index is ignored and the result is -1.
+        mode: what an index outside `[0, size)` does, negative ones included: "error" raises, "drop" returns -1.
+            None is "error", under `jax.vmap` too, for each example that runs.
+        op: the function that the user called, for messages. After `TEXT` it is a whole message.
 
     Returns:
         int32 array of shape `I`. There is nothing to differentiate.
@@ -41,7 +41,7 @@ def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = Non
     Array([ 0, -1, -1], dtype=int32)
     """
     size, mode = arguments.as_size(op, size), arguments.as_mode(op, mode)
-    # The size is unknown while tracing. Every Python index is out of a range of 0 rows, and so is left to be checked.
+    # The size is traced. Every Python index is out of range for 0 rows, so the check happens at run time.
     index, mode = arguments.as_index(op, index, 0, mode, masked=True)
     return ta_check_p.bind(index, size, *arguments.as_where(op, where, index.shape), batch_dims=0, mode=mode, op=op)
 
@@ -78,7 +78,7 @@ declare("check", ("index", "bound"), ("index",))
 
 
 def without_mask(index: Array, size: Array, where: Array, *, batch_dims: int, **params: Any) -> Array:
-    """Check masked indices without a mask: each index has its own size, and a masked one is the first of one row."""
+    """Check masked indices without a mask: each index gets a size of its own, and a masked one becomes row 0 of 1."""
     sizes = jnp.broadcast_to(size.reshape(size.shape + (1,) * (index.ndim - batch_dims)), index.shape)
     operands = jnp.where(where, index, 0), jnp.where(where, sizes, 1)
     return jnp.where(where, ta_check_p.bind(*operands, batch_dims=index.ndim, **params), -1)

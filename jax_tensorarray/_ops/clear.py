@@ -18,8 +18,8 @@ def ta_clear(buffer: Any, start: Any, stop: Any) -> jax.Array:
         buffer: array of shape `[T, *elem]`, any dtype.
         start: first row to clear, an integer scalar that may be traced. Any integer is allowed: a negative one
             counts as 0.
-        stop: the row past the last one, likewise; one larger than T counts as T. No row is cleared where it is not
-            larger than `start`.
+        stop: the row past the last one, likewise; one larger than T counts as T. If it is not larger than `start`,
+            no row is cleared.
 
     Returns:
         Array of the shape and dtype of `buffer`. Differentiable in `buffer`.

@@ -49,13 +49,13 @@ def ta_empty(
     if debugs_nans():
         return jnp.zeros(shape, dtype, out_sharding=out_sharding)
     if out_sharding is not None:
-        made = jax.make_jaxpr(lambda: jnp.zeros(shape, dtype, out_sharding=out_sharding))()
-        return ta_empty_p.bind(aval=made.out_avals[0])
+        jaxpr = jax.make_jaxpr(lambda: jnp.zeros(shape, dtype, out_sharding=out_sharding))()
+        return ta_empty_p.bind(aval=jaxpr.out_avals[0])
     return ta_empty_p.bind(aval=ShapedArray(shape, dtype))
 
 
 def empty_like(aval: Any) -> jax.Array:
-    """Return an uninitialised buffer of a type, which also says how the buffer is divided among devices.
+    """Return an uninitialised buffer of a type, with its sharding.
 
     >>> import jax.numpy as jnp
     >>> empty_like(jax.typeof(jnp.zeros((3, 2)))).shape
@@ -90,7 +90,7 @@ _zeros = mlir.lower_fun(_in_plain_jax, multiple_results=False)
 
 
 def _lower(ctx: Any, *, aval: Any, effect: bool = False, **_: Any) -> Any:
-    # It may have been traced before `jax.debug_nans` was on.
+    # The program may have been traced before `jax.debug_nans` was on.
     return _zeros(ctx, aval=aval) if debugs_nans() else _uninitialised(ctx, effect=effect)
 
 

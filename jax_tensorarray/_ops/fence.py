@@ -1,6 +1,7 @@
-"""Ops that only passes and loops put into a program.
+"""Ops that only passes and loops add to a program.
 
-`ta_fence` is an order, `ta_zero` a number that XLA cannot know, and `ta_raise` raises what calls have noted.
+`ta_fence` orders operations, `ta_zero` marks a 0 that XLA does not know, and `ta_raise` raises the errors of earlier
+calls.
 """
 
 from typing import Any
@@ -11,18 +12,18 @@ from jax.core import ShapedArray
 
 from jax_tensorarray._ops.primitive import Array, all_to_front, like_buffer, make_primitive, simple_kernel
 
-#: An array with at most so many elements is selected as a whole. XLA fuses the select with the operations before it.
+#: An array of at most so many elements passes a select instead of a fence, which XLA fuses with earlier operations.
 _FEW = 32
 
 
 def after_check(checked: Array, x: Any) -> Any:
-    """Return an array that is only there once a `ta_check` is. Whatever the check returns, it is the same array."""
+    """Return `x`, but depending on a `ta_check`: the value is the same whatever the check returns."""
     if not isinstance(x, jax.Array) or not isinstance(jax.typeof(x), ShapedArray):  # a token, or a ref
         return x
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(after_check(checked, jax.random.key_data(x)), impl=jax.random.key_impl(x))
     if not x.ndim or (isinstance(x.size, int) and x.size <= _FEW):
-        return jnp.where(checked >= -1, x, jnp.zeros_like(x))  # it is always so, which XLA cannot know
+        return jnp.where(checked >= -1, x, jnp.zeros_like(x))  # always true, but XLA does not know that
     return ta_fence_p.bind(x, checked, waits=1, lowering="ffi")
 
 
@@ -34,8 +35,8 @@ def _batch(primitive: Any, args: Any, dims: Any, **params: Any) -> Any:
     return primitive.bind(*all_to_front(args, dims), **params), 0
 
 
-#: `ta_fence buffer *values` is the buffer itself, in place, once the values are there. It only waits for these, so
-#: `waits` is their number. A fence that is lowered to "ffi" stays a call: XLA must not remove it.
+#: `ta_fence buffer *values` returns the buffer, in place, after it has waited for the values; `waits` is their number.
+#: With `lowering="ffi"` a fence stays a call, which XLA must not remove.
 ta_fence_p = make_primitive(
     "ta_fence",
     abstract_eval=lambda buffer, *values, waits, **_: like_buffer(buffer),
@@ -47,8 +48,9 @@ ta_fence_p = make_primitive(
 )
 
 
-#: `ta_zero code`, an int64, is the code of a record that a loop carries. While no index is out of range it is 0, which
-#: XLA cannot know. The jaxpr of a loop or a branch has at most one, before all that needs it. `slices` removes it.
+#: `ta_zero code` marks the code of a record that a loop carries, an int64. The code is 0 while no index is out of
+#: range, but XLA does not know that. The jaxpr of a loop or a branch has at most one, before its uses. `slices` removes
+#: it.
 ta_zero_p = make_primitive(
     "ta_zero",
     abstract_eval=lambda code: code,
@@ -60,7 +62,7 @@ def _raise_type(*values: Any) -> ShapedArray:
     return ShapedArray((), jnp.dtype(jnp.int32))
 
 
-#: `ta_raise *values` raises the first error that has been noted, see `_lowering.deferred`, once the values are there.
+#: `ta_raise *values` waits for the values, and raises the first error of earlier calls, see `_lowering.deferred`.
 ta_raise_p = make_primitive(
     "ta_raise",
     abstract_eval=_raise_type,

@@ -1,4 +1,4 @@
-"""`ta_max`: the maximum into rows of a buffer. Its derivative belongs to the elements that attain the maximum."""
+"""`ta_max`: the maximum of rows of a buffer and others. The elements that attain the maximum share the derivative."""
 
 import math
 from typing import Any, Unpack
@@ -97,9 +97,9 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     if is_zero(buffer_dot) and is_zero(value_dot):
         return out, zero_tangent(out)
     old = ta_read_p.bind(buffer, index, *where, **params)
-    # NaN is neither more nor less than anything: it has no derivative, as in jnp.maximum.
+    # NaN compares as false, so it has no derivative, as in jnp.maximum.
     if math.prod(positions_of(index, params["index_dims"])[params["batch_dims"] :]) <= 1:
-        # And if XLA computes a value again beside the op, and rounds it in another way, it would not equal the maximum.
+        # If XLA computes a value again and rounds it differently, it does not equal the maximum.
         keeps, wins = old >= value, value >= old
     else:
         new = ta_read_p.bind(out, index, *where, **params)
@@ -109,25 +109,25 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     def share(attains: Array, dot: Array) -> Array:
         return jnp.where(attains, dot, jnp.zeros((), dot.dtype)) / ties.astype(dot.dtype)
 
-    # JAX transposes these linear ops, each in place. The share of the old row is the same for all positions that read
-    # and write it. The shares of the values are added up.
+    # JAX transposes these linear ops, each in place. All positions of one row write the same share of the old row. The
+    # shares of the values add up.
     out_dot = ad.instantiate_zeros(buffer_dot)
     if not is_zero(buffer_dot):
-        kept = share(keeps, ta_read_p.bind(out_dot, index, *where, **params))
-        out_dot = ta_write_p.bind(out_dot, index, kept, *where, **params)
+        old_share = share(keeps, ta_read_p.bind(out_dot, index, *where, **params))
+        out_dot = ta_write_p.bind(out_dot, index, old_share, *where, **params)
     if not is_zero(value_dot):
         out_dot = ta_add_p.bind(out_dot, index, share(wins, value_dot), *where, **params)
     return out, out_dot
 
 
 def _count(wins: Array, buffer: Array, index: Array, *where: Array, **params: Unpack[Params]) -> Array:
-    """Count, for each position, the values that attain the maximum of its row."""
+    """Return for each position how many values attain the maximum of its row."""
     batch_dims = params["batch_dims"]
     ones = wins.astype(jnp.int32)
     if math.prod(positions_of(index, params["index_dims"])[batch_dims:]) <= 1:
         return ones
-    # Positions that address one row are counted in one row of a small buffer: the first of their rows, once sorted.
-    first = _first_place
+    # A small buffer has the count of a row at the rank of the row in the sorted index.
+    first = _first_rank
     for _ in range(batch_dims):
         first = jax.vmap(first)
     with counting(buffer, params):
@@ -142,15 +142,8 @@ def _count(wins: Array, buffer: Array, index: Array, *where: Array, **params: Un
     return ta_read_p.bind(counted, rows, **params).reshape(wins.shape)
 
 
-def _first_place(index: Array) -> Array:
+def _first_rank(index: Array) -> Array:
     return jnp.searchsorted(jnp.sort(index), index)
-
-
-_maximum = reference.updating(jnp.maximum)
-
-
-def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) -> Array:
-    return _maximum(*operands, batch_dims=batch_dims, reverse=reverse)[0]
 
 
 ta_max_p = make_primitive(
@@ -158,6 +151,6 @@ ta_max_p = make_primitive(
     abstract_eval=_abstract_eval,
     jvp=_jvp,
     batch=batch_rows,
-    reference=_in_plain_jax,
+    reference=reference.maximum,
     kernel=row_kernel("max", ("buffer", "index", "value", "where"), ("buffer",), lax.max),
 )

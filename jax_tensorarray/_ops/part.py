@@ -1,7 +1,7 @@
 """`ta_read_part` and `ta_write_part`: read and write only the first parts of a row.
 
-Internal. A row of the tape of a loop may be the tape of an inner loop, with room for the most steps that it may take.
-Only the steps that it has taken are moved. The contents of the others are not specified: nobody reads them.
+Internal. A row of the tape of a loop may be the tape of an inner loop, with a part for each of its `max_steps`. We move
+only the parts of the steps that the inner loop has taken. Nobody reads the others, so their contents are not specified.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ def ta_read_part(buffer: Array, index: Array, parts: Array) -> Array:
 def ta_write_part(buffer: Array, index: Array, value: Array, parts: Array) -> Array:
     """Write `value[:parts]` to the first parts of the row at `index` of a buffer `[T, M, *elem]`, in place.
 
-    What becomes of the other parts of the row is not specified.
+    The other parts of the row are not specified.
 
     >>> import jax.numpy as jnp
     >>> ta_write_part(jnp.array([[1, 2, 3], [4, 5, 6]]), jnp.int32(1), jnp.array([7, 8, 9]), jnp.int32(2))[1, :2]
@@ -67,8 +67,8 @@ def _write_abstract_eval(buffer: Any, index: Any, value: Any, parts: Any, *, bat
     return like_buffer(buffer)
 
 
-# Derivatives are of whole rows: nobody reads the other parts. Ops of whole rows have transposes, which second
-# derivatives in reverse mode need. Without kernels whole rows are moved, too.
+# Derivatives use whole rows: nobody reads the other parts. Ops on whole rows have transposes, which second derivatives
+# in reverse mode need. Without kernels we also move whole rows.
 
 
 def _read_jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:

@@ -1,18 +1,17 @@
 """SPMD partitioning of our calls: by batch, by elements of the row, and by rows, without gathering a buffer.
 
-Every dimension of every operand and result has a label. Dimensions with one label are divided alike. Shardy gets the
-labels as the sharding rule of each call (`label`, where the call is lowered). XLA's partitioner asks for the program of
-one device (`_Partitioner`).
+Every dimension of every operand and result has a label. Dimensions with the same label are divided alike. Shardy gets
+the labels as the sharding rule of each call (`label`, in the lowering of the call). XLA's partitioner calls
+`_Partitioner` for the program of one device.
 
-Where the rows of a buffer are divided, each device works on its own rows, with indices counted from the first of them.
-Other indices are out of range there, and dropped. A read gives zeros on all devices but one, and the results are summed
-by a collective of the size of the rows that are read.
+If the rows of a buffer are divided, each device works on its own rows, with indices relative to its first row. It drops
+other indices. A read returns zeros on all devices but one, and a collective sums the results.
 
 We write the StableHLO of that program ourselves. `jax.experimental.custom_partitioning` traces it from a function of
 arrays, and keeps aliasing: a loop that writes rows divided among four devices copies nothing (jax 0.10.2 and 0.12). But
-JAX exports no program that has one: "serialization of host_callbacks is not yet implemented". A `shard_map` in the
-lowering, as in the template, has to know how the operands are divided. Only a mesh with explicit axes says so by then.
-For other meshes, XLA decides it after the lowering.
+JAX cannot export such a program: "serialization of host_callbacks is not yet implemented". A `shard_map` in the
+lowering, as in the template, needs the shardings of the operands. For a mesh with explicit axes they are in the types.
+For other meshes, XLA chooses them after the lowering.
 """
 
 import functools
@@ -44,15 +43,15 @@ class Roles:
     results: tuple[str, ...]
 
     def labels(self, role: str, rank: int, index_rank: int) -> list[Label]:
-        """Label each dimension of a value: the batch, the rows, the positions of the index, or the elements of a row.
+        """Label each dimension of a value: batch, rows, positions of the index, or elements of a row.
 
-        A dimension has no label if every device needs the whole of it. Each dimension of a reader has its own.
+        A dimension has no label if every device needs all of it. Each dimension of a reader has a label of its own.
         """
         batch: list[Label] = [("batch", k) for k in range(min(self.batch_dims, rank))]
         rest = rank - len(batch)
         if role == "buffer":
             parts: list[Label] = [None] if self.name.endswith("_part") else []
-            # If there are several axes the outermost may be divided: then the rows of a device are consecutive.
+            # Of several axes only the outermost may be divided: then the rows of a device are consecutive.
             rows: list[Label] = [("rows", 0), *[None] * (self.index_dims - 1)] if rest else []
             return [*batch, *rows, *parts, *_elements(rest - len(rows) - len(parts))]
         if role == "parts of a row":
@@ -64,12 +63,12 @@ class Roles:
             return [*batch, *self._positions(positions), *_elements(rest - positions)]
         if role in ("bound", "parts", "order"):
             return [*batch, *[None] * rest]
-        return [(role, k) for k in range(rank)]  # a reader, in whatever parts it comes
+        return [(role, k) for k in range(rank)]  # a reader may be divided in any way
 
     def _positions(self, n: int) -> list[Label]:
         """Label the positions of an index.
 
-        Reads and checks need no order, so each device may do some of them. Updates of one buffer are done in order.
+        Reads and checks need no order, so each device may do some positions. Updates of one buffer have an order.
         """
         return [("position", k) if self.name in ("read", "check") else None for k in range(n)]
 
@@ -103,7 +102,7 @@ def _roles(name: str, facts: Config, operand_ranks: Sequence[int]) -> Roles:
 
 
 def label(op: Operation) -> None:
-    """Give a call of ours its sharding rule, in a module for several devices."""
+    """Add the sharding rule to a call of ours, in a module for several devices."""
     is_ours = op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value.startswith(PREFIX)
     rule = _sharding_rule(op) if is_ours and len(op.operands) else None
     if rule is not None:
@@ -141,7 +140,7 @@ def _sharding_rule(op: Operation) -> str | None:
 
 
 def _letter(n: int) -> str:
-    """Return the name of a factor as Shardy writes it: i, j, ..., z, z_1, z_2, ..."""
+    """Return the name of a factor in Shardy: i, j, ..., z, z_1, z_2, ..."""
     last = ord("z") - ord("i")
     return chr(ord("i") + n) if n <= last else f"z_{n - last}"
 
@@ -174,12 +173,12 @@ class Division:
     def sharding(self, labels: Sequence[Label]) -> HloSharding:
         """Return the sharding of an array with those labels."""
         n = len(self.labels)
-        kept = [self.labels.index(x) if x is not None and x in self.labels else None for x in labels]
-        rest = [k for k in range(n) if k not in kept]
+        axes = [self.labels.index(x) if x is not None and x in self.labels else None for x in labels]
+        rest = [k for k in range(n) if k not in axes]
         groups = list(range(n, self.devices.ndim))
-        order = [k for k in kept if k is not None] + groups + rest
+        order = [k for k in axes if k is not None] + groups + rest
         moved = self.devices.transpose(order)
-        tiles = [1 if k is None else self.devices.shape[k] for k in kept]
+        tiles = [1 if k is None else self.devices.shape[k] for k in axes]
         group_shape = [self.devices.shape[k] for k in groups]
         copies = math.prod(self.devices.shape[k] for k in rest)
         if math.prod(tiles) == 1 and not any(t == xla_client.OpSharding.Type.MANUAL for t in self.group_types):
@@ -240,7 +239,9 @@ class _Partitioner:
         outs = _shardings(sharding, len(results))
         division = self._division((operand_labels, result_labels), arg_shardings, outs)
         ins = list(arg_shardings)
-        if not any(x is not None and x.is_manual() for x in [*ins, *outs]):  # inside shard_map all is divided already
+        if not any(
+            x is not None and x.is_manual() for x in [*ins, *outs]
+        ):  # inside a shard_map all arrays are divided already
             for k, (role, labels) in enumerate(zip(roles.operands, operand_labels, strict=True)):
                 ins[k] = ins[k] if role.startswith("reader") else _like(division, labels)
             outs = [_like(division, labels) for labels in result_labels]
@@ -259,7 +260,7 @@ class _Partitioner:
         return roles, *roles.all(*ranks)
 
     def _division(self, labels: Any, *shardings: Sequence[HloSharding]) -> Division | None:
-        """Return how the buffer is divided or, if it is not, the first other result or operand that is."""
+        """Return the division of the buffer or, if it is not divided, of the first other result or operand."""
         sides = [*zip(labels[1], shardings[1], strict=True), *zip(labels[0], shardings[0], strict=True)]
         if self.name in ("read", "read_part"):
             sides = [sides[1], *sides]
@@ -275,7 +276,7 @@ def _like(division: Division | None, labels: Sequence[Label]) -> HloSharding:
 
 
 class _Type(NamedTuple):
-    """The type of an operand or a result, which is written as StableHLO has it."""
+    """The type of an operand or a result. Its text is that of StableHLO."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -285,7 +286,7 @@ class _Type(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """The text of a layout whose last axis is the fastest."""
+        """The text of the row-major layout."""
         axes = ", ".join(map(str, reversed(range(len(self.shape)))))
         return f"dense<{f'[{axes}]' if axes else ''}> : tensor<{len(self.shape)}xindex>"
 
@@ -308,7 +309,7 @@ class _Program:
         return name
 
     def write(self, types: list[_Type], outs: Sequence[_Type], whole: Sequence[int], division: Division | None) -> str:
-        """Return the text of the program. `whole` is the shape of the first operand on all devices together."""
+        """Return the text of the program. `whole` is the shape of the first operand before partitioning."""
         result_types = ", ".join(map(str, outs))
         operands = [f"%a{k}" for k in range(len(types))]
         arguments = ", ".join(f"{x}: {t}" for x, t in zip(operands, types, strict=True))
@@ -359,7 +360,7 @@ class _Program:
     def _count_from_own_rows(
         self, operands: list[str], types: list[_Type], whole: Sequence[int], division: Any
     ) -> None:
-        """Let the indices and bounds count from the first row of the device."""
+        """Make indices and bounds relative to the first row of the device."""
         axes = slice(self.roles.batch_dims, self.roles.batch_dims + self.roles.index_dims)
         size, local_size = math.prod(whole[axes]), math.prod(types[0].shape[axes])
         devices = division.along(("rows", 0))
@@ -374,7 +375,7 @@ class _Program:
         )
         start = self.add(f"stablehlo.reshape {start} : (tensor<1xi64>) -> tensor<i64>")
         for k, role in enumerate(self.roles.operands):
-            # The row of a part of a row is a bound by its shape, and an index by its meaning.
+            # The row of an op on parts has the shape of a bound, but is an index.
             is_index = role == "index" or (role == "bound" and self.roles.name.endswith("_part"))
             if not is_index and role != "bound":
                 continue
@@ -393,7 +394,7 @@ class _Program:
             self.facts = self.facts._replace(strict=False)
 
     def _checked(self, index: str, t: _Type, where: str | None, size: int) -> str:
-        """Return the index as an int32, with -1 where it is outside of all rows. The error is raised here."""
+        """Return the index as an int32, -1 where it is out of range. This call also raises."""
         if where is not None:
             zero = self.add(f"stablehlo.constant dense<0> : {t}")
             index = self.add(f"stablehlo.select {where}, {index}, {zero} : {t._replace(dtype=np.bool_)}, {t}")
@@ -412,7 +413,7 @@ class _Program:
     def _sum(self, value: str, t: _Type, groups: Any) -> str:
         """Sum a value over the devices that divide the rows. All devices but one have 0.
 
-        Bits are summed as integers, so the sum is the value bit for bit. Complex numbers are summed as such, and a
+        We sum the bits as integers, so the sum is the value bit for bit. For complex numbers we sum the numbers, and a
         part that is -0 becomes 0.
         """
         bits = _bits(t.dtype)
@@ -442,7 +443,7 @@ def _element(dtype: Any) -> str:
 
 
 def _bits(dtype: Any) -> str:
-    """Return the integer type with the width of a dtype. A complex dtype has none and is returned itself."""
+    """Return the integer type with the width of a dtype, or the complex type itself, which has none."""
     dtype = np.dtype(dtype)
     if dtype == np.bool_:
         return "i1"
@@ -450,7 +451,7 @@ def _bits(dtype: Any) -> str:
 
 
 def register() -> None:
-    """Register with XLA the rules by which it divides our calls."""
+    """Register the callbacks of XLA's partitioner for our calls."""
     for name in SIGNATURES:
         p = _Partitioner(name)
         xla_client.register_custom_call_partitioner(

@@ -1,9 +1,9 @@
-"""Turn the rules of an op into a JAX primitive.
+"""Make a JAX primitive from the rules of an op.
 
-A rule is an ordinary function; this module registers it with JAX. Row ops have the operands
-`buffer, index[, value][, where]` and the parameters of `Params`, so that one batching rule and one lowering serve
-all of them. An index or a mask that examples share has size 1 along their batch axis. Only a kernel needs one for each
-example, so the lowering to its call repeats it. Other ops have operands and parameters of their own.
+A rule is an ordinary function; this module registers it with JAX. All row ops have the operands
+`buffer, index[, value][, where]` and the parameters `Params`, so they share one batching rule and one lowering. If
+examples share an index or a mask, it has size 1 along their batch axis. Only kernels need one per example: the lowering
+repeats it for their calls. Other ops have operands and parameters of their own.
 """
 
 import contextlib
@@ -37,28 +37,28 @@ Array = jax.Array
 
 
 class Params(TypedDict):
-    """The parameters that a row op is bound with."""
+    """The parameters of a row op."""
 
-    batch_dims: int  #: leading axes of all operands; of size 1 in an index or a mask that examples share
-    index_dims: int  #: number of axes after these along which an index says where a box of rows starts, see `starts`
-    window: tuple[int, ...]  #: the sizes of the box along the last of these axes; it has one row along the others
-    whole: bool  #: the rows of a box are in range all together or not at all, else each by itself
-    #: The treatment of an index out of range. "error": raise, along one axis and for each row. "drop": leave out the
-    #: row, or the whole box. "clip": move the box into range. None: "error", unless no mask reaches what vmap batches.
+    batch_dims: int  #: number of leading axes of all operands, of size 1 in an index or a mask that examples share
+    index_dims: int  #: number of axes after these along which an index is the start of a box, see `starts`
+    window: tuple[int, ...]  #: sizes of the box along the last of these axes. It has one row along the others
+    whole: bool  #: a box is in range as a whole, otherwise each of its rows by itself
+    #: The treatment of an index out of range. "error": raise, along one axis and for each row. "drop": skip the row, or
+    #: the whole box. "clip": move the box into range. None: "error", or "drop" under a vmap without masks.
     mode: str | None
-    reverse: bool  #: walk the positions of the index last to first
+    reverse: bool  #: visit the positions of the index from last to first
     op: str  #: the public op that the user called, for messages
     lowering: str  #: "auto", "ffi" or "xla", see `_lowering.slices`
     is_tape: bool  #: the buffer is a tape, see `_ops.calls.TAPE_PARAM`
     #: Set by passes only. "in range": the index is in range; "recorded": `_lowering.record` checks it.
     checked: NotRequired[str]
     unordered: NotRequired[bool]  #: set by passes only: reads and updates need no order, see `_lowering.uses`
-    waits: NotRequired[int]  #: set by passes only: so many further operands are only waited for
-    #: Set by passes only: the index is the numbers of all rows in each example, as kernels take it.
+    waits: NotRequired[int]  #: set by passes only: the number of further operands that the op waits for
+    #: Set by passes only: the index has the numbers of all rows of each example, for a kernel.
     settled: NotRequired[bool]
     effect: NotRequired[bool]  #: set by passes only: XLA must not move the call
-    place: NotRequired[str]  #: set by passes only: where `op` stands in the source, see `_lowering.places`
-    deferred: NotRequired[bool]  #: set by passes only: the error is raised at the end, see `_lowering.deferred`
+    place: NotRequired[str]  #: set by passes only: the source line of `op`, see `_lowering.source_lines`
+    deferred: NotRequired[bool]  #: set by passes only: the program raises at its end, see `_lowering.deferred`
 
 
 def row_params(
@@ -73,7 +73,7 @@ def row_params(
     reverse: bool = False,
     is_tape: bool = False,
 ) -> Params:
-    """Return the parameters that the public op `op` binds a primitive with."""
+    """Return the parameters with which the public op `op` binds a primitive."""
     return {
         "batch_dims": batch_dims,
         "index_dims": index_dims,
@@ -88,23 +88,23 @@ def row_params(
 
 
 def may_raise(params: Mapping[str, Any]) -> bool:
-    """Return whether an index out of range is an error. Parameters without a mode are of an op without an index."""
+    """Return whether an index out of range is an error. An op without an index has no mode."""
     return params.get("mode", "drop") in ("error", None)
 
 
 def once_checked(params: Params) -> Params:
-    """Return the parameters of an op whose index has been checked by another."""
+    """Return the parameters of an op after another one has checked its index."""
     return params | {"mode": "drop"} if may_raise(params) else params
 
 
-#: The primitives of row ops, and the signatures of the calls that they lower to, by a `RowKernel`.
+#: Signatures of the calls of row ops, which a `RowKernel` lowers.
 ROW_OPS: dict[Primitive, Signature] = {}
 
-#: The same of row ops and of all others that lower to one call of a kernel with their own operands.
+#: Signatures of all ops that lower to one call with their own operands, row ops included.
 KERNEL_OPS: dict[Primitive, Signature] = {}
 
-#: For other ops that touch some rows only: the function from `active` and the operands to operands with which an
-#: inactive example touches no row that is read. If the result has the type of the first operand, it is updated.
+#: For other ops on a few rows: a function `(active, *operands) -> operands`. With the new operands, an inactive example
+#: reads and writes nothing that matters. If the result has the type of the first operand, the op updates it.
 NOOP_OPERANDS: dict[Primitive, Callable[..., Sequence[Array]]] = {}
 
 
@@ -114,14 +114,14 @@ def updates_rows(primitive: Primitive) -> bool:
 
 
 class RowPrimitive(Primitive):
-    """A primitive whose operands must vary over the same axes of a `shard_map`, as for JAX's own primitives."""
+    """A primitive whose operands vary over the same axes of a `shard_map`, like JAX's own primitives."""
 
     def bind(self, *operands: Any, **params: Any) -> Any:
         return super().bind(*varying_alike(operands), **params)
 
 
 def varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
-    """Return the operands, each varying over all manual axes over which at least one of them varies."""
+    """Make each operand vary over all manual axes over which any of them varies."""
     if jax.sharding.get_abstract_mesh().empty:
         return operands
     everywhere = frozenset().union(*map(_compat.varying_axes, operands))
@@ -129,7 +129,7 @@ def varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def varying_over(x: Any, axes: frozenset[Any]) -> Any:
-    """Return `x`, varying over these manual axes, too."""
+    """Make `x` vary over these manual axes, too."""
     more = axes - _compat.varying_axes(x)
     return lax.pcast(x, tuple(sorted(more, key=str)), to="varying") if more else x
 
@@ -150,10 +150,10 @@ def make_primitive(
 ) -> Primitive:
     """Make a primitive with all its rules, and register it with the passes and loops of the library.
 
-    An op that is linear in some of its operands together, `linear_in`, needs no `jvp`. `transpose` is called
-    with cotangents that are not all zero. `reference` is the meaning in plain JAX or in other ops, and the
-    lowering if there is no kernel. `kernel` lowers to a call of a kernel on a `platform`. `noop_operands` is for
-    `NOOP_OPERANDS`. `checks` is a function that `checkify` runs besides its check of the index.
+    If an op is jointly linear in the operands `linear_in`, it needs no `jvp`. `transpose` gets cotangents that are not
+    all zero. `reference` is the op in plain JAX or in other ops, and the lowering if there is no kernel. `kernel`
+    lowers to a call of a kernel on a `platform`. `noop_operands` is the entry of `NOOP_OPERANDS`. `checks` is a
+    function that `checkify` runs after its check of the index.
     """
     primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
@@ -188,33 +188,32 @@ def make_primitive(
 
 
 def using(abstract_eval: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule for types of an op, which counts as the first use of the library: JAX asks it before all else."""
+    """Extend the abstract eval of an op by the first use of the library: JAX calls this rule before all others."""
 
     @functools.wraps(abstract_eval)
-    def typed(*avals: Any, **params: Any) -> Any:
+    def rule(*avals: Any, **params: Any) -> Any:
         _compat.first_use()
         return abstract_eval(*avals, **params)
 
-    return typed
+    return rule
 
 
-#: Whether a program is made under `jax.debug_nans` or `jax.debug_infs`. JAX's caches of programs do not know these, but
-#: they know this.
+#: Whether `jax.debug_nans` or `jax.debug_infs` is on. They are no keys of JAX's caches of programs, but this is.
 _debugging_nans = jax.make_user_context(False)
 
 
 def debugs_nans() -> bool:
-    """Return whether a NaN or an infinity is an error now. Then nothing may be uninitialised."""
+    """Return whether a NaN or an infinity is an error. Then no array may be uninitialised."""
     return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
 
 
 def debugging_nans() -> contextlib.AbstractContextManager[Any]:
-    """Return a context for running programs under `jax.debug_nans`: earlier ones may hold uninitialised rows."""
+    """Return a context for running programs. Under `jax.debug_nans` it excludes programs with uninitialised arrays."""
     return _debugging_nans(True) if debugs_nans() else contextlib.nullcontext()
 
 
 def run_alone(primitive: Primitive, *operands: Any, **params: Any) -> Any:
-    """Run one primitive outside of jit, by a program that is made once."""
+    """Run one primitive outside of jit. Its program is cached."""
     with debugging_nans():
         return _compat.traced_as_a_whole(xla.apply_primitive, primitive, *operands, **params)
 
@@ -223,18 +222,18 @@ _OF_INDEX = r"index -?\d+ is out of range for a (?:buffer|TensorArray) of size \
 
 
 def _run(primitive: Primitive, *operands: Any, **params: Any) -> Any:
-    """Run one op outside of jit. It is compiled once for all places that it is called from."""
+    """Run one op outside of jit. All lines that call it share one program, so the error gets the line here."""
     try:
         return run_alone(primitive, *operands, **params)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         text, where = str(error), source_info_util.summarize(source_info_util.current())
         op = params.get("op", "")
-        told = re.escape(op.removeprefix(TEXT)) if op.startswith(TEXT) else _OF_INDEX
-        stray = re.search(told, text)
+        message = re.search(re.escape(op.removeprefix(TEXT)) if op.startswith(TEXT) else _OF_INDEX, text)
         frame = re.match(r"(.+?):(\d+)", where)
-        if stray is None or frame is None:
+        if message is None or frame is None:
             raise
-        text = f"{text[: stray.end()]} ({os.path.basename(frame[1])}:{frame[2]}){text[stray.end() :]}"
+        end = message.end()
+        text = f"{text[:end]} ({os.path.basename(frame[1])}:{frame[2]}){text[end:]}"
         raise type(error)(text).with_traceback(error.__traceback__) from None
 
 
@@ -242,7 +241,7 @@ def _run(primitive: Primitive, *operands: Any, **params: Any) -> Any:
 
 
 def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, **params: Unpack[Params]) -> None:
-    """Check the operands of a bind. The public functions make them fit; this guards binds by hand."""
+    """Check the operands of a bind. Those from public functions fit; others may bind by hand."""
     op, batch_dims, index_dims = params["op"], params["batch_dims"], params["index_dims"]
     axes_of_index = _axes_of_index(params)
     batch, positions = buffer.shape[:batch_dims], positions_of(index, axes_of_index)[batch_dims:]
@@ -273,12 +272,12 @@ def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bo
 
 
 def _axes_of_index(params: Any) -> int:
-    """Return along how many axes an index has a start: one if a pass has settled it to numbers of rows."""
+    """Return along how many axes an index has a start: one if a pass has replaced it by numbers of rows."""
     return 1 if params.get("settled") else params["index_dims"]
 
 
 def _is_for(batch: Sequence[Any], x: Any) -> bool:
-    """Return whether an index or a mask has those batch axes, or such of size 1."""
+    """Return whether an index or a mask has these batch axes, or axes of size 1."""
     return x.ndim >= len(batch) and all(n in (1, size) for n, size in zip(x.shape, batch, strict=False))
 
 
@@ -339,9 +338,9 @@ def _linear_jvp(primitive: Primitive, linear_in: Sequence[int], primals: Any, ta
 
 
 def _taylor(primitive: Primitive, primals: Sequence[Array], series: Sequence[Sequence[Array]], **params: Any) -> Any:
-    """Return the op of the primals, and for each coefficient of their Taylor series the tangent.
+    """Return the op of the primals, and the tangents of the coefficients of their Taylor series.
 
-    Every op is linear where it is differentiable, or is so piece by piece, as the maximum is.
+    Every op is linear or, like the maximum, piecewise linear in its differentiable operands.
     """
     flags = [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in primals]
 
@@ -375,19 +374,19 @@ def nonzero_transpose(transpose: Callable[..., Any]) -> Callable[..., Any]:
 def _batch(
     batch: Callable[..., Any], primitive: Primitive, args: Sequence[Array], dims: Sequence[int | None], **params: Any
 ) -> Any:
-    # A bool that is a literal of a jaxpr is one of Python.
+    # A literal bool of a jaxpr is a Python bool.
     arrays = (np.bool_(x) if isinstance(x, bool) else x for x in args)
     varying = [x if d is None else _compat.varying_over_batches(x) for x, d in zip(arrays, dims, strict=True)]
     return batch(primitive, varying, dims, **params)
 
 
 def to_front(x: Array, dim: int | None, size: int) -> Array:
-    """Return `x` with its batch axis first; the axis is added if it has none."""
+    """Return `x` with its batch axis first. Add the axis if it has none."""
     return jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
 
 
 def all_to_front(args: Sequence[Array], dims: Sequence[int | None]) -> list[Array]:
-    """Return the operands with their batch axes first; the axis is added to those that have none."""
+    """Return the operands with their batch axes first. Add the axis to operands without one."""
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
     return [to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
 
@@ -400,7 +399,7 @@ def batch_operands(primitive: Primitive, args: Sequence[Array], dims: Sequence[i
 def batch_rows(
     primitive: Primitive, args: Sequence[Array], dims: Sequence[int | None], **params: Unpack[Params]
 ) -> Any:
-    """Batch any row op: add one more native batch axis at the front of all operands, of size 1 where it is enough."""
+    """Batch any row op: add a native batch axis at the front of all operands, of size 1 for a shared index."""
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
     sizes = [1 if role in ("index", "where") else size for role in ROW_OPS[primitive].operands]
     operands = map(to_front, args, dims, sizes)
@@ -414,20 +413,20 @@ def batched_params(params: Params, index_dim: int | None, new_axes: int = 1) -> 
     return params | {"batch_dims": params["batch_dims"] + new_axes, "mode": mode}
 
 
-#: Whether ops that are batched now may run for examples that do not take part, without a mask of these.
+#: Whether ops under `jax.vmap` may run for inactive examples without a mask.
 _is_unmasked = jax.make_user_context(False)
 
 
 def no_mask_reaches() -> contextlib.AbstractContextManager[Any]:
-    """Return a context for batching ops that JAX runs for all examples, to select the results of some.
+    """Return a context for ops under `jax.vmap` that JAX runs for all examples before it selects some results.
 
-    The indices of the others mean nothing, so none is an error there.
+    An index of an inactive example means nothing, so it is no error in this context.
     """
     return _is_unmasked(True)
 
 
 def batched_mode(mode: str | None, *, is_batched: bool) -> str | None:
-    """Return the mode of an op under vmap, which may batch the index that the op checks."""
+    """Return the mode of an op under vmap. `is_batched` says whether the index has the batch axis."""
     return "drop" if mode is None and is_batched and _is_unmasked.value else mode
 
 
@@ -435,12 +434,12 @@ def batched_mode(mode: str | None, *, is_batched: bool) -> str | None:
 
 
 def _finds_index(enabled: frozenset[Any], buffer: Any, params: Params) -> bool:
-    """Return whether `checkify` looks at the index of an op. JAX has no indexing of a buffer without rows."""
+    """Return whether `checkify` checks the index of an op. JAX does not index a buffer without rows."""
     return may_raise(params) and checkify.index_checks <= enabled and buffer.shape[params["batch_dims"]] > 0
 
 
 def _params_when_checked(enabled: frozenset[Any], operands: Sequence[Array], params: Params) -> Params:
-    """Return the parameters to bind: an index in which `checkify` finds an error does not raise one as well."""
+    """Return the parameters to bind: the op need not raise for an index that `checkify` checks."""
     return once_checked(params) if _finds_index(enabled, operands[0], params) else params
 
 
@@ -455,7 +454,7 @@ def _check(
     *operands: Array,
     **params: Unpack[Params],
 ) -> None:
-    """Index the buffer as JAX does, where `checkify` finds the errors."""
+    """Index the buffer by JAX's own operation, in which `checkify` finds errors."""
     buffer, index, *rest = operands
     if _finds_index(enabled, buffer, params):
         if len(operands) == len(signature.operands):
@@ -475,7 +474,7 @@ def _check(
 
 
 def _on_one_axis(reference: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
-    """Extend `reference`, written for one axis and single rows, to several axes and windows."""
+    """Extend `reference`, a function for one axis and single rows, to several axes and windows."""
 
     def meaning(buffer: Array, index: Array, *rest: Array, **params: Unpack[Params]) -> Any:
         batch_dims, index_dims = params["batch_dims"], params["index_dims"]
@@ -495,7 +494,7 @@ def _on_one_axis(reference: Callable[..., Any], signature: Signature) -> Callabl
 
 
 def _after_waiting(reference: Callable[..., Any]) -> Callable[..., Any]:
-    """Extend `reference` to operands that are only waited for: a barrier puts its first operand after them."""
+    """Extend `reference` to operands that it only waits for: its first operand passes a barrier with them."""
 
     def meaning(*operands: Array, waits: int = 0, unordered: bool = False, effect: bool = False, **params: Any) -> Any:
         if waits:
@@ -508,13 +507,15 @@ def _after_waiting(reference: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any) -> Any:
-    """Lower to a kernel, or to plain JAX for packed dtypes: no kernel can address less than a byte."""
+    """Lower to a kernel, or to plain JAX for packed dtypes: kernels address whole bytes."""
     packed = any(is_packed(aval.dtype) for aval in (*ctx.avals_in, *ctx.avals_out))
     if packed:
         return fallback(ctx, *operands, **params)
     results = kernel(ctx, *operands, **params)
     maker = results[0].owner
-    if _compat.is_divided() and not isinstance(maker, mlir.ir.Block):  # a block only hands an operand on
+    if _compat.is_divided() and not isinstance(
+        maker, mlir.ir.Block
+    ):  # an argument of a block is an operand, which the kernel returns
         label(getattr(maker, "operation", maker))
     return results
 
@@ -552,14 +553,14 @@ def row_kernel(
     """Return the lowering of a row op to its kernel.
 
     The operands are `buffer`, `index`, perhaps `value`, and `where`. An op whose first result is `buffer` updates
-    it in place. `combine` makes the new row of the old one and the value, by functions of `jax.lax`.
+    it in place. `combine` is a function of the old row and the value that returns the new row, in `jax.lax`.
     """
     return RowKernel(name, declare(name, operands, results, combine))
 
 
 @dataclass(frozen=True)
 class RowKernel:
-    """A lowering to a call. Before it `_lowering.slices` may have replaced the op by XLA's own slices."""
+    """A lowering to a call, unless `_lowering.slices` has replaced the op by XLA's own slices."""
 
     name: str
     signature: Signature
@@ -575,11 +576,11 @@ class RowKernel:
         typed = list(zip(operands[:num_operands], ctx.avals_in[:num_operands], strict=True))
         waited = list(zip(operands[num_operands:], ctx.avals_in[num_operands:], strict=True))
         order = self._of_index(sorting.visiting_order, typed, ctx, params) if is_sorted else []
-        if not params.get("settled"):  # no pass knows all sizes, or there is none
+        if not params.get("settled"):  # a size is symbolic, or no pass has run
             numbers, *where = self._of_index(numbers_of_rows, typed, ctx, params)
             typed = [typed[0], numbers, *typed[2 : 2 + self.signature.takes_value], *where]
         typed += [*order, *waited]
-        # XLA removes a call whose results have no elements, but its indices still have to be checked.
+        # XLA removes a call whose results have no elements, but the call must still check its indices.
         checked = params.get("checked", "")
         strict = may_raise(params) and checked != "recorded"
         checks = strict and not all(math.prod(aval.shape) for aval in ctx.avals_out)

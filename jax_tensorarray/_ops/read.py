@@ -1,4 +1,4 @@
-"""`ta_read`: rows of a buffer. Its transpose adds into the cotangent that is already there."""
+"""`ta_read`: rows of a buffer. Its transpose adds to the cotangent that the buffer already has."""
 
 from typing import Any, Unpack
 
@@ -101,15 +101,11 @@ def _transpose(ct: Any, buffer: Any, index: Array, *where: Array, **params: Unpa
 def _batch(primitive: Any, args: Any, dims: Any, **params: Unpack[Params]) -> Any:
     if dims[0] is not None:
         return batch_rows(primitive, args, dims, **params)
-    # One buffer for all examples: their indices are more positions of one gather, next to the batch axes.
+    # All examples share the buffer: their indices are more positions of one read, after the batch axes.
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
     at = params["batch_dims"]
     rest = [jnp.moveaxis(to_front(x, d, size), 0, at) for x, d in zip(args[1:], dims[1:], strict=True)]
     return primitive.bind(args[0], *rest, **batched_params(params, dims[1], new_axes=0)), at
-
-
-def _in_plain_jax(buffer: Array, index: Array, *where: Array, batch_dims: int, **_: Any) -> Array:
-    return reference.read(buffer, index, *where, batch_dims=batch_dims)
 
 
 ta_read_p = make_primitive(
@@ -117,7 +113,7 @@ ta_read_p = make_primitive(
     abstract_eval=_abstract_eval,
     linear_in=(0,),
     batch=_batch,
-    reference=_in_plain_jax,
+    reference=reference.read,
     kernel=row_kernel("read", ("buffer", "index", "where"), ("value",)),
 )
 _compat.register_accumulating_transpose(ta_read_p, _accumulate, nonzero_transpose(_transpose))

@@ -1,7 +1,7 @@
-"""Reference semantics: every op in plain JAX, which is the lowering wherever there is no kernel.
+"""Reference semantics: every op in plain JAX. Without a kernel, an op is lowered to this.
 
-All operands carry the same `batch_dims` leading axes. A platform without kernels cannot raise from inside a
-program, so an index out of range is dropped here in every mode.
+All operands have the same `batch_dims` leading axes. A program on a platform without kernels cannot raise, so an index
+out of range is dropped here in every mode.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ def _batched(f: Callable[..., Any], batch_dims: int) -> Callable[..., Any]:
 
 def clamped_row(index: Array, where: Array, size: int) -> tuple[Array, Array]:
     """Return the index, 0 if it is masked or out of range, and whether it is neither."""
-    last = min(size - 1, jnp.iinfo(index.dtype).max)  # no more than the index's own dtype can hold
+    last = min(size - 1, jnp.iinfo(index.dtype).max)  # at most the largest number of the dtype of the index
     is_inside = where & (index >= 0) & (index <= last)
     return jnp.where(is_inside, index, 0).astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32), is_inside
 
 
 def mask_like(index: Array, where: Sequence[Array]) -> Array:
-    """Return the mask, or one that takes all positions."""
+    """Return the mask, or one that is true everywhere."""
     return where[0] if where else jnp.ones(index.shape, bool)
 
 
@@ -40,8 +40,8 @@ def _walk(step: Callable[..., Any], buffer: Array, index: Array, where: Array, v
     return buffer, jax.tree.map(lambda out: out.reshape(*index.shape, *elem), outs)
 
 
-def read(buffer: Array, index: Array, *where: Array, batch_dims: int) -> Array:
-    """Return `value[k] = buffer[index[k]]`; zeros where masked or out of range."""
+def read(buffer: Array, index: Array, *where: Array, batch_dims: int, reverse: bool = False) -> Array:
+    """Return `value[k] = buffer[index[k]]`, with zeros where `k` is masked or out of range. The order is irrelevant."""
 
     def one(buffer: Array, index: Array, where: Array) -> Array:
         elem = buffer.shape[1:]
@@ -55,7 +55,7 @@ def read(buffer: Array, index: Array, *where: Array, batch_dims: int) -> Array:
 
 
 def _update(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
-    """Return a step of `_walk` that replaces the row by `row(old, value)` and gives the old one."""
+    """Return a step of `_walk` that replaces the old row by `row(old, value)` and returns the old one."""
 
     def step(buffer: Array, index: Array, where: Array, value: Array) -> tuple[Array, Array]:
         if buffer.shape[0] == 0:
@@ -68,32 +68,31 @@ def _update(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, 
     return step
 
 
-def updating(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
-    """Return the op `for k: old[k], buffer[index[k]] = buffer[index[k]], row(buffer[index[k]], value[k])`."""
+def _updating(row: Callable[[Array, Array], Array], *, takes: bool = False) -> Callable[..., Any]:
+    """Return the op `for k: old[k], buffer[index[k]] = buffer[index[k]], row(buffer[index[k]], value[k])`.
 
-    def op(
-        buffer: Array, index: Array, value: Array, *where: Array, batch_dims: int, reverse: bool
-    ) -> tuple[Array, Array]:
-        def one(buffer: Array, index: Array, value: Array, where: Array) -> tuple[Array, Array]:
-            result: tuple[Array, Array] = _walk(_update(row), buffer, index, where, value, reverse)
-            return result
+    It returns the buffer, and `old` if it `takes` the old rows.
+    """
 
-        result: tuple[Array, Array] = _batched(one, batch_dims)(buffer, index, value, mask_like(index, where))
-        return result
+    def op(buffer: Array, index: Array, value: Array, *where: Array, batch_dims: int, reverse: bool) -> Any:
+        def one(buffer: Array, index: Array, value: Array, where: Array) -> Any:
+            after, old = _walk(_update(row), buffer, index, where, value, reverse)
+            return (after, old) if takes else after
+
+        return _batched(one, batch_dims)(buffer, index, value, mask_like(index, where))
 
     return op
 
 
 def added(a: Array, b: Array) -> Array:
-    """Return the sum, which of bools is whether one of them is true."""
+    """Return the sum of numbers, or the disjunction of bools."""
     return lax.bitwise_or(a, b) if a.dtype == jnp.bool_ else lax.add(a, b)
 
 
-#: `for k: old[k], buffer[index[k]] = buffer[index[k]], value[k]`
-swap = updating(lambda old, value: value)
-
-#: `for k: buffer[index[k]] += value[k]`, with the row before the sum as second result
-add = updating(added)
+write = _updating(lambda old, value: value)
+swap = _updating(lambda old, value: value, takes=True)
+add = _updating(added)
+maximum = _updating(jnp.maximum)
 
 
 def _bound(at: Array, size: int) -> Array:
@@ -113,14 +112,14 @@ def mask(buffer: Array, size: Array, *, batch_dims: int) -> Array:
 
 
 def clear(buffer: Array, start: Array, stop: Array, *, batch_dims: int) -> Array:
-    """Set the rows [start, stop) to zeros, one row at a time; an empty range costs nothing."""
+    """Set the rows [start, stop) to zeros, one row at a time. An empty range costs nothing."""
     if buffer.size == 0:
         return buffer
     size, elem = buffer.shape[batch_dims], buffer.shape[batch_dims + 1 :]
     zeros = jnp.zeros((1, 1, *elem), buffer.dtype)
     first, last = (_bound(at, size).reshape(-1) for at in (start, stop))
 
-    # A loop over the batch rather than vmap, which would select between whole buffers in every step.
+    # A loop over the batch, because `jax.vmap` would select between whole buffers in every step.
     def one(batch: Array, rows: Array) -> Array:
         def clear_row(row: Array, rows: Array) -> Array:
             return lax.dynamic_update_slice(rows, zeros, (batch.astype(row.dtype), row, *[row * 0] * len(elem)))

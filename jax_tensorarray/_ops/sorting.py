@@ -1,8 +1,8 @@
 """Sort the positions of an index by row, for a GPU that visits many at once.
 
-On a GPU one thread does one position, and has to know which others address its row (see csrc/gpu_kernels.h). For few
-positions it reads the whole index. For many that would be quadratic, so XLA sorts the index beforehand, and every
-thread finds the positions of its row beside its own.
+On a GPU one thread does one position, and must know which others address its row (see csrc/gpu_kernels.h). With few
+positions it reads the whole index. With many this would take quadratic time, so XLA sorts the index first, and each
+thread finds the positions of its row next to its own.
 """
 
 import math
@@ -17,7 +17,7 @@ from jax_tensorarray._ops import reference, starts
 
 Array = jax.Array
 
-#: Platforms whose kernels do one position a thread. A CPU walks from one to the next and needs no order.
+#: Platforms whose kernels use one thread per position. A CPU visits them in order.
 PLATFORMS = {"cuda", "rocm"}
 
 
@@ -27,7 +27,7 @@ def is_sorted(platform: str, size: int, count: int) -> bool:
 
 
 def visiting_order(buffer: Any, index: Array, *where: Array, **params: Any) -> list[Array]:
-    """Return the positions `[*batch, count]` sorted by row, and for one row in the order in which the op visits them.
+    """Return the positions `[*batch, count]` sorted by row, and within one row in the order of the op.
 
     Positions that address no row come last. `params` are those of the row op.
     """

@@ -15,8 +15,8 @@ def ta_stack(buffer: Numbers, size: ArrayLike | None = None) -> jax.Array:
 
     Args:
         buffer: array of shape `[T, *elem]`, any dtype.
-        size: number of rows to keep, an integer scalar that may be traced. None keeps all rows, and so does a size
-            of T or more. A negative size keeps none.
+        size: number of rows to keep, an integer scalar that may be traced. None or a size of T or more keeps all rows,
+            and a negative size none.
 
     Returns:
         Array of the shape and dtype of `buffer`. Differentiable in `buffer`.

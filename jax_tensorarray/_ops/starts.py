@@ -1,9 +1,13 @@
-"""Where the boxes of a row op start, whether they are in range, and the numbers of their rows, which kernels take.
+"""Index arithmetic: where the boxes of a row op start, whether they are in range, and the numbers of their rows.
 
-An index along one axis has the shape `[*batch, *I]`. Along `d` axes it has the shape `[*batch, *I, d]`, as a gather has
-it. A box has one row along each axis, or those of a window along the last of the axes.
+An index along one axis has the shape `[*batch, *I]`. Along `d` axes it has the shape `[*batch, *I, d]`, like that of a
+gather. A box has one row along each axis, but the rows of the window along the last axes.
 
-These functions call nothing of `jax.numpy`, which takes several times as long to trace. They compare in the dtype of an
+    index [1, 4], window (2,)          # two boxes
+    # has the rows
+    [[1, 2], [4, 5]]                   # as kernels take them
+
+These functions do not use `jax.numpy`, which takes several times as long to trace. They compare in the dtype of an
 index, so they work without x64, too.
 """
 
@@ -32,13 +36,13 @@ def positions_of(index: Any, index_dims: int) -> tuple[int, ...]:
 
 
 def sizes_of(buffer: Any, params: Any) -> tuple[int, ...]:
-    """Return the sizes of the axes along which an op with these parameters starts."""
+    """Return the sizes of the axes of the rows of an op with these parameters."""
     sizes: tuple[int, ...] = buffer.shape[params["batch_dims"] :][: params["index_dims"]]
     return sizes
 
 
 def box_along(sizes: Sequence[int], window: Sequence[int]) -> list[int]:
-    """Return how many rows a box has along axes of these sizes: those of a window along the last ones, one before."""
+    """Return the sizes of a box along these axes: those of the window along the last ones, 1 along the others."""
     return [*[1] * (len(sizes) - len(window)), *window]
 
 
@@ -46,7 +50,7 @@ def box_along(sizes: Sequence[int], window: Sequence[int]) -> list[int]:
 
 
 def like(x: Array, value: int) -> Array:
-    """Return a number in the dtype of an array, in each of its places."""
+    """Return a number in the dtype and shape of an array."""
     number: Any = np.asarray(value).astype(x.dtype)[()]
     return lax.broadcast_in_dim(number, x.shape, ()) if x.ndim else number
 
@@ -60,7 +64,7 @@ def reshaped(x: Array, shape: Sequence[int]) -> Array:
 
 
 def repeated(x: Array, window: Sequence[int]) -> Array:
-    """Repeat an array along new last axes, as an index along those of a window."""
+    """Repeat an array along new last axes: those of a window."""
     return lax.broadcast_in_dim(x, (*x.shape, *window), range(x.ndim)) if window else x
 
 
@@ -74,21 +78,21 @@ def for_each(x: Array, batch: Sequence[int]) -> Array:
 
 
 def along_axes(index: Array, index_dims: int) -> list[Array]:
-    """Return where an index starts along each axis."""
+    """Return the starts of an index along each axis."""
     return [index] if index_dims == 1 else [index[..., k] for k in range(index_dims)]
 
 
 def joined(starts: Sequence[Array]) -> Array:
-    """Return the index that starts there along each axis."""
+    """Return the index with these starts along each axis."""
     if len(starts) == 1:
         return starts[0]
     return lax.concatenate([lax.expand_dims(x, [x.ndim]) for x in starts], starts[0].ndim)
 
 
 def widened(index: Array, size: int) -> Array:
-    """Convert an index to a dtype that has all rows.
+    """Convert an index to a dtype that holds the numbers of all rows.
 
-    XLA clamps a start in the start's own dtype. In a smaller dtype the last row that it clamps to would wrap.
+    XLA clamps a start in the dtype of the start. In a smaller dtype, the upper limit would wrap.
     """
     dtype = np.dtype(np.int32 if size <= INT32_MAX else np.int64)
     return index if index.dtype.itemsize >= dtype.itemsize else as_dtype(index, dtype)
@@ -118,10 +122,10 @@ def in_range(starts: Sequence[Array], sizes: Sequence[int], window: Sequence[int
 
 
 def every_row(first: Array, count: int, size: int = INT32_MAX) -> Array:
-    """Return consecutive numbers from the first ones on, along a last axis, in a dtype that has all rows."""
+    """Return `count` consecutive numbers from each first one on, along a last axis, in a dtype for all rows."""
     first = repeated(widened(first, size), [count])
     rows = lax.add(first, lax.broadcasted_iota(first.dtype, first.shape, first.ndim - 1))
-    # What wraps to a row stays out of range.
+    # A number that wraps must stay out of range.
     return lax.select(lax.lt(rows, first), first, rows) if rows.dtype.kind == "u" else rows
 
 
@@ -129,14 +133,14 @@ def every_row(first: Array, count: int, size: int = INT32_MAX) -> Array:
 
 
 def counting(buffer: Any, params: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context for the numbers of rows, which may need integers that JAX does not have."""
+    """Return a context for the numbers of rows, which may need 64-bit integers."""
     total = math.prod(sizes_of(buffer, params))
-    is_large = isinstance(total, int) and total > INT32_MAX  # else it may be a symbol of `jax.export`
+    is_large = isinstance(total, int) and total > INT32_MAX  # it may be symbolic in `jax.export`
     return jax.enable_x64(True) if is_large else contextlib.nullcontext()
 
 
 def numbers_of_rows(buffer: Any, index: Array, *where: Array, **params: Any) -> list[Array]:
-    """Return the numbers of all rows in each example, the last axis fastest, and the mask of these rows.
+    """Return the numbers of all rows of each example, the last axis fastest, and the mask of these rows.
 
     `params` are `primitive.Params`. Call it in the context `counting`.
     """
@@ -152,10 +156,10 @@ def numbers_of_rows(buffer: Any, index: Array, *where: Array, **params: Any) -> 
 def numbers_in_boxes(
     starts: Sequence[Array], sizes: Sequence[int], window: Sequence[int], *, whole: bool, drops: bool, clips: bool
 ) -> Array:
-    """Return the numbers of the rows of boxes, the last axis fastest. A row that is left out has one out of range.
+    """Return the numbers of the rows of boxes, the last axis fastest. A skipped row has a number out of range.
 
-    If boxes are `whole`, `drops` says that each may be out of range and is left out then, and `clips` that it is moved
-    into range. Else each row is in range or out of range by itself, along the one axis.
+    If boxes are `whole`, `drops` skips a box that is partly out of range, and `clips` moves it into range. Otherwise,
+    along one axis, each row is in range or out of range by itself.
     """
     if len(sizes) == 1 and not whole:
         return every_row(starts[0], window[0]) if window else starts[0]
@@ -165,7 +169,7 @@ def numbers_in_boxes(
         start = as_dtype(clamped(start, size - count) if clips else start, dtype)
         numbers = start if numbers is None else lax.add(lax.mul(numbers, like(numbers, size)), start)
     assert numbers is not None
-    if drops:  # with the number of a row that is before the first one by all rows, no row of a box is one
+    if drops:  # from this number on, all rows of a box have negative numbers
         numbers = lax.select(in_range(starts, sizes, window), numbers, like(numbers, -total))
     rank, numbers = numbers.ndim, repeated(numbers, window)
     for axis in range(len(window)):

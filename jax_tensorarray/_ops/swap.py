@@ -1,4 +1,4 @@
-"""`ta_swap`: put rows into a buffer and take out the rows that were there. It is its own transpose."""
+"""`ta_swap`: exchange rows of a buffer for others. It is its own transpose."""
 
 from typing import Any, Unpack
 
@@ -79,18 +79,14 @@ def _abstract_eval(buffer: Any, index: Any, *rest: Any, **params: Unpack[Params]
 def _transpose(cts: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Unpack[Params]) -> Any:
     nothing = [None] * len(where)
     needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
-    dtype = next(ct.dtype for ct in cts if not is_zero(ct))  # a rule of a `custom_vjp` may give another one
+    dtype = next(ct.dtype for ct in cts if not is_zero(ct))  # a rule of a `custom_vjp` may return another dtype
     ct_buffer, ct_old = (ad.Zero(ct.aval.update(dtype=dtype)) if is_zero(ct) else ct for ct in cts)
     ct_buffer, ct_old = map(ad.instantiate_zeros, (ct_buffer, ct_old))
-    # The exchanges are undone last to first.
+    # Exchanges in the opposite order.
     ct_buffer, ct_value = ta_swap_p.bind(
         ct_buffer, index, ct_old, *where, **params | {"reverse": not params["reverse"]}
     )
     return [ct_buffer if needs_buffer else None, None, ct_value if needs_value else None, *nothing]
-
-
-def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) -> tuple[Array, Array]:
-    return reference.swap(*operands, batch_dims=batch_dims, reverse=reverse)
 
 
 ta_swap_p = make_primitive(
@@ -100,6 +96,6 @@ ta_swap_p = make_primitive(
     linear_in=(0, 2),
     transpose=_transpose,
     batch=batch_rows,
-    reference=_in_plain_jax,
+    reference=reference.swap,
     kernel=row_kernel("swap", ("buffer", "index", "value", "where"), ("buffer", "value")),
 )

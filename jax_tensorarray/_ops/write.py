@@ -31,7 +31,7 @@ def ta_write(
     mode: Mode | None = None,
     lowering: Lowering = "auto",
 ) -> jax.Array:
-    """Write rows into a buffer: `buffer[index] = value`. The updated buffer is returned.
+    """Write rows into a buffer: `buffer[index] = value`. Return the updated buffer.
 
     In a loop that carries the buffer, XLA updates it in place. The gradient takes the rows out of the cotangent of the
     buffer, in place as well. The gradient of T writes therefore takes O(T) time.
@@ -91,13 +91,9 @@ def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **
     zeros = jnp.zeros(shape, ct.dtype)
     if not needs_value:
         return [ta_write_p.bind(ct, index, zeros, *where, **params), None, None, *nothing]
-    # Undone last to first: of duplicates, the last write takes the row and leaves zeros to the earlier ones.
-    ct, taken = ta_swap_p.bind(ct, index, zeros, *where, **params | {"reverse": not params["reverse"]})
-    return [ct if needs_buffer else None, None, taken, *nothing]
-
-
-def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) -> Array:
-    return reference.swap(*operands, batch_dims=batch_dims, reverse=reverse)[0]
+    # Last to first: for duplicates, the last write takes the cotangent and leaves zeros to the earlier ones.
+    ct, value_ct = ta_swap_p.bind(ct, index, zeros, *where, **params | {"reverse": not params["reverse"]})
+    return [ct if needs_buffer else None, None, value_ct, *nothing]
 
 
 ta_write_p = make_primitive(
@@ -106,6 +102,6 @@ ta_write_p = make_primitive(
     linear_in=(0, 2),
     transpose=_transpose,
     batch=batch_rows,
-    reference=_in_plain_jax,
+    reference=reference.write,
     kernel=row_kernel("write", ("buffer", "index", "value", "where"), ("buffer",)),
 )

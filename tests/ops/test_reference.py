@@ -10,7 +10,6 @@ from ops import OPS, OURS, ROW_OPS, assert_same, every
 
 import jax_tensorarray as ta
 from jax_tensorarray import primitives
-from jax_tensorarray._ops import max as maximum
 from jax_tensorarray._ops import reference
 from jax_tensorarray._ops.primitive import row_params
 
@@ -18,10 +17,10 @@ pytestmark = pytest.mark.slow(but=4)
 
 SIZE, ELEM, SHAPE = 4, (2,), (2, 3)
 PLAIN = {
-    "ta_read": lambda *xs, reverse, **batch: (reference.read(*xs, **batch),),
-    "ta_write": lambda *xs, **how: reference.swap(*xs, **how)[:1],
-    "ta_add": lambda *xs, **how: reference.add(*xs, **how)[:1],
-    "ta_max": lambda *xs, **how: (maximum._in_plain_jax(*xs, **how),),
+    "ta_read": lambda *xs, **how: (reference.read(*xs, **how),),
+    "ta_write": lambda *xs, **how: (reference.write(*xs, **how),),
+    "ta_add": lambda *xs, **how: (reference.add(*xs, **how),),
+    "ta_max": lambda *xs, **how: (reference.maximum(*xs, **how),),
     "ta_swap": reference.swap,
 }
 
