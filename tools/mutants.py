@@ -438,7 +438,7 @@ MUTANTS = {
     ),
     # Undo and tapes.
     "a buffer is restored from a place that it does not have before the step": Mutant(
-        (("_loops/undo.py", "if r in places and s in slot_of}, None", "}, None"),),
+        (("_loops/undo.py", "if r in slots and s in slot_of}, None", "}, None"),),
         ("ops", "plain"),
         files=("loops/test_residuals.py",),
     ),

@@ -1,5 +1,1 @@
-"""Loops that are differentiated in reverse at the cost of the steps they took."""
-
-from jax_tensorarray._loops import derivatives  # registers the rules of `ta_while`
-
-__all__ = ["derivatives"]
+"""Loops with a derivative in reverse mode that costs as much as the steps taken."""

@@ -39,32 +39,32 @@ _Carry = TypeVar("_Carry")
 _Slice = TypeVar("_Slice")
 _Stacked = TypeVar("_Stacked")
 
-#: The strategies that a loop takes by name. The others need arguments.
+#: The strategies without arguments, by name.
 ByName = Literal["auto", "tape", "recompute", "undo"]
 
-#: A loop that needs more than `max_steps` steps raises an error, or stops there.
+#: What a loop does after `max_steps` steps if its condition is still true.
 OnLimit = Literal["raise", "stop"]
 
 #: The strategies of reverse mode, by name.
 _BY_NAME = {"auto": Auto(), "tape": Tape(), "recompute": Recompute(), "undo": Undo()}
 
-#: The object to write instead of a name without its arguments.
+#: The object to write instead of the name of a strategy that needs arguments.
 _INSTEAD = {
     "checkpoint": "Checkpoint(16), with the number of carries to keep",
     "inverse": "Inverse(f), with a function from a carry to the one before it",
 }
 
-#: Like JAX's own, a loop under `jax.disable_jit` is traced if Python cannot run it: what vmap batches is not a bool.
+#: Under `jax.disable_jit`, trace a loop that Python cannot run, as JAX does: a batched condition is no bool.
 _falling_back = contextlib.suppress(jax.errors.ConcretizationTypeError)
 
 
 def _strategy_of(op: str, residuals: Any, max_steps: int | None, others: Sequence[str] = ()) -> Strategy:
-    """Return the strategy that a name or an object stands for. `others` are names that the caller knows."""
+    """Return the strategy for a name or an object. `others` are further names that the caller accepts."""
     strategy = _BY_NAME.get(residuals) if isinstance(residuals, str) else residuals
     if not isinstance(strategy, Strategy):
         names = ", ".join([*_BY_NAME, *others])
-        is_known = isinstance(residuals, str) and residuals in _INSTEAD
-        hint = f"; write residuals={_INSTEAD[residuals]}" if is_known else ""
+        has_arguments = isinstance(residuals, str) and residuals in _INSTEAD
+        hint = f"; write residuals={_INSTEAD[residuals]}" if has_arguments else ""
         raise ValueError(f"{op}: residuals must be one of {names}, or an object like Undo(); got {residuals!r}{hint}")
     if max_steps is None and not isinstance(strategy, Tape) and strategy != Auto():
         raise ValueError(f"{op}: residuals={residuals!r} needs max_steps")
@@ -76,7 +76,7 @@ def _is_inverse(residuals: Any) -> bool:
 
 
 def strategy_within(op: str, residuals: Any, memory: Any) -> Strategy:
-    """Return the strategy of that name for all loops of a function. Each may keep `memory` bytes."""
+    """Return the strategy for all loops of a function. Each may store `memory` bytes."""
     if residuals == "checkpoint":
         return Checkpoints(memory)
     if memory is not None and residuals != "auto":
@@ -93,9 +93,9 @@ def raises(op: str, on_limit: Any) -> bool:
     return on_limit == "raise"
 
 
-def too_many(op: str, found: str, to_stop: str = 'on_limit="stop"') -> str:
+def too_many(op: str, problem: str, to_stop: str = 'on_limit="stop"') -> str:
     """Return the error of a loop that needs too many steps. `to_stop` is the argument that ends it there."""
-    return f"{op}: {found}. Give a larger max_steps, or {to_stop} to end the loop there"
+    return f"{op}: {problem}. Give a larger max_steps, or {to_stop} to end the loop there"
 
 
 @overload
@@ -222,9 +222,9 @@ def run_while(
     return_steps: bool = False,
     error: str = "",
 ) -> Any:
-    """Run `while_loop` for a loop that may have another name for `max_steps`.
+    """Run `while_loop` for a loop that may have another name for `max_steps`, with the text `error`.
 
-    If it needs more steps, it raises the error with that text. Without a text it ends there.
+    With an empty text, the loop stops after `max_steps`.
     """
     check_max_steps("while_loop", max_steps)
     if max_steps is None and (most := _contexts.bound.value) is not None:
@@ -245,7 +245,7 @@ def run_while(
         raise
 
 
-#: The error of a loop to which `growing` has given a bound.
+#: The error of a loop whose bound is from `growing`.
 _MORE = f"growing: the loop takes more steps than {growth.CURED}"
 
 
@@ -292,8 +292,8 @@ def fori_loop(
     error = error if raises("fori_loop", on_limit) else ""
     lower, upper = as_value(lower), as_value(upper)
     low, high = (known_bound(b) for b in (lower, upper))
-    known = low is not None and high is not None
-    if known:
+    has_known_bounds = low is not None and high is not None
+    if has_known_bounds:
         steps = max(high - low, 0)  # type: ignore[operator]
         if max_steps is None:
             max_steps = steps
@@ -304,18 +304,18 @@ def fori_loop(
     if _is_inverse(residuals):
         raise ValueError("fori_loop: Inverse is for while_loop and scan; write residuals=Undo() or Checkpoint(16)")
     strategy = _strategy_of("fori_loop", residuals, max_steps)
-    # The index is traced while a step is looked at, as it is in the loop.
+    # The index is traced when we look at a step, as it is in the loop.
     one = _compat.placed_as(body_fun)(lambda state: (state[0], body_fun(*state)))
     _, init_val = entering_loop(one, (lower, init_val), max_steps)
     is_offloaded = isinstance(strategy, Tape) and strategy.offload
-    if known and not is_offloaded:
+    if has_known_bounds and not is_offloaded:
         if steps > max_steps:  # type: ignore[operator]
             lower, upper = low, low + max_steps  # type: ignore[operator, assignment]
         if strategy == Tape() or jax.config.jax_disable_jit:
             return leaving_loop(lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll))
         options = (lower, upper, unroll)
         return leaving_loop(bind_loop(lax_known_fori_loop, (body_fun,), (init_val,), max_steps, strategy, options))
-    unroll, args = None if known else unroll, (lower, upper, init_val)
+    unroll, args = None if has_known_bounds else unroll, (lower, upper, init_val)
     if jax.config.jax_disable_jit:
 
         def step(state: Any) -> Any:
@@ -364,7 +364,7 @@ def scan(
     _, init = entering_loop(one, (slices, init), steps)
     if isinstance(strategy, Inverse) or (isinstance(strategy, Tape) and strategy.offload):
         return leaving_loop(_scan_by_rows(f, init, xs, length, reverse, strategy))
-    are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(xs))  # else JAX's scan says what is wrong
+    are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(xs))  # otherwise JAX's scan raises its error
     if strategy == Tape() or jax.config.jax_disable_jit or not are_arrays:
         return leaving_loop(lax.scan(f, init, xs, length, reverse, unroll))
     return leaving_loop(bind_loop(lax.scan, (f,), (init, xs), None, strategy, (length, reverse, unroll)))
@@ -374,7 +374,7 @@ def _scan_by_rows(
     f: Callable[[Any, Any], Any], init: Any, xs: Any, length: int | None, reverse: bool, strategy: Strategy
 ) -> tuple[Any, Any]:
     """Run a scan as a loop that reads rows of `xs` and writes rows of the second result."""
-    # JAX's own scan says what does not fit, and of what shapes the results are.
+    # JAX's own scan raises errors for arguments that do not fit, and returns the shapes of the results.
     last, shapes = jax.eval_shape(lambda init, xs: lax.scan(f, init, xs, length, reverse), init, xs)
     leaves = [*jax.tree.leaves(shapes), *jax.tree.leaves(xs)]
     n = leaves[0].shape[0] if leaves else int(length or 0)

@@ -1,4 +1,4 @@
-"""Lower other loops to a `ta_while` with a condition, which carries the number of its step: scans and counted loops.
+"""Lower scans and counted loops to a `ta_while` with a condition, which carries the number of its step.
 
     carry, ys = lax.scan(f, carry, xs)
     # becomes the loop of
@@ -26,9 +26,9 @@ Array = jax.Array
 
 
 def numbered(f: Callable[..., Sequence[Any]], steps: Any, *, reverse: bool) -> Callable[[Sequence[Any]], Any]:
-    """Return the body of a loop of so many steps that calls `f(k, *carry)` for each of their numbers.
+    """Return the body of a loop that calls `f(k, *carry)` for each number `k` of `steps` steps.
 
-    Its carry is the number of steps taken, and then that of `f`.
+    Its carry is the number of steps taken and the carry of `f`.
     """
 
     def step(state: Sequence[Any]) -> Any:
@@ -39,7 +39,7 @@ def numbered(f: Callable[..., Sequence[Any]], steps: Any, *, reverse: bool) -> C
 
 
 def by_rows(f: Callable[[Any, Any], tuple[Any, Any]], xs: Any) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
-    """Return the function of a step of a scan, its carry and all of `ys` that reads a row of `xs` and writes one."""
+    """Return a step of a scan as a function `(k, carry, ys)` that reads row `k` of `xs` and writes row `k` of `ys`."""
 
     def step(k: Any, carry: Any, ys: Any) -> tuple[Any, Any]:
         carry, y = f(carry, row_of(xs, k))
@@ -49,15 +49,16 @@ def by_rows(f: Callable[[Any, Any], tuple[Any, Any]], xs: Any) -> Callable[[Any,
 
 
 def row_of(xs: Any, k: Any) -> Any:
-    """Return the slice of `xs` that belongs to a step."""
+    """Return row `k` of each array of `xs`."""
     return jax.tree.map(lambda x: ta_read(x, k, mode="drop"), xs)
 
 
 @_compat.cached
 def scan_as_while(jaxpr: Jaxpr, num_consts: int, num_carry: int, length: int, reverse: bool) -> tuple[Any, Any]:
-    """Return the condition and the body of a `ta_while` that does what a scan does.
+    """Return the condition and the body of a `ta_while` that replaces a scan.
 
-    Its consts are those of the scan and its xs, and its carry is the number of the step, that of the scan, and the ys.
+    Its consts are the consts and xs of the scan. Its carry is the number of the step, the carry of the scan, and the
+    ys.
     """
     consts, carry, xs = registry.Body(jaxpr, 0, 0, num_consts, num_carry).split(list(jaxpr.in_avals))
     ys = list(jaxpr.out_avals)[num_carry:]
@@ -75,9 +76,9 @@ def scan_as_while(jaxpr: Jaxpr, num_consts: int, num_carry: int, length: int, re
 
 
 def count_as_while(loop: Loop) -> Loop:
-    """Return a loop with a condition that does what a counted loop does.
+    """Return a loop with a condition that replaces a counted loop.
 
-    The number of steps is also its first const, and the number of the step its first carry.
+    The number of steps is also its first const, and the number of the step is its first carry.
     """
     cond, body = _count_as_while(loop.body, len(loop.body_consts), loop.options.reverse)
     (steps,) = loop.cond_consts

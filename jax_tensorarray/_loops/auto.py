@@ -1,4 +1,4 @@
-"""The strategies "auto" and "undo": the residuals of one step decide between a tape, an undo log, and checkpoints."""
+"""The strategies "auto" and "undo". "auto" chooses a tape, an undo log or checkpoints by the residuals of one step."""
 
 import math
 from collections.abc import Callable
@@ -21,9 +21,9 @@ Array = jax.Array
 
 
 def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
-    """Choose undo if the tape would hold, for every step, more than a row that undo need not keep; else the tape.
+    """Choose undo if it stores at most half of a tape, because it need not store buffers. Otherwise choose the tape.
 
-    A small tape is kept, too, if undo would compute much of it again.
+    Also choose a small tape if undo would recompute much of it.
     """
 
     def tape(reason: str, undone: int | None = None) -> tuple[Choice, None]:
@@ -51,20 +51,20 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
 def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: Any) -> tuple[Choice, Plan | None]:
     """Return the choice of `choose` if it fits into `memory` bytes for all steps, else undo or checkpoints if one fits.
 
-    If nothing fits, the choice with the fewest bytes is returned. There are enough checkpoints for every step to run
-    nine times at most, the first run counted.
+    If nothing fits, return the choice with the fewest bytes. With checkpoints, a step runs at most nine times, the
+    first run included.
     """
     choice, planned = choose(linear, max_steps)
-    kept = max_steps * (choice.tape_bytes if choice.residuals == "tape" else choice.undo_bytes or 0)
-    if memory is None or kept <= memory:
+    needed_bytes = max_steps * (choice.tape_bytes if choice.residuals == "tape" else choice.undo_bytes or 0)
+    if memory is None or needed_bytes <= memory:
         return choice, planned
-    reason = f'"{choice.residuals}" would take {kept} bytes for {max_steps} steps, and memory={memory}'
-    again = plan(linear, max_steps, keeps_costly=False)
-    other = replace(choice, undo_bytes=again.bytes, reason=reason)
+    reason = f'"{choice.residuals}" would take {needed_bytes} bytes for {max_steps} steps, and memory={memory}'
+    smaller = plan(linear, max_steps, keeps_costly=False)
+    other = replace(choice, undo_bytes=smaller.bytes, reason=reason)
     checkpoints, size = _checkpoints(memory, max_steps, body)
     others: list[tuple[int, Choice, Plan | None]] = [
-        (kept, choice, planned),
-        (again.bytes * max_steps, replace(other, residuals="undo"), again),
+        (needed_bytes, choice, planned),
+        (smaller.bytes * max_steps, replace(other, residuals="undo"), smaller),
         (checkpoints * size, replace(other, residuals="checkpoint", checkpoints=checkpoints), None),
     ]
     fitting = (other for other in others if other[0] <= memory)
@@ -72,14 +72,14 @@ def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: 
 
 
 def _checkpoints(memory: int, max_steps: int, body: Any) -> tuple[int, int]:
-    """Return how many carries to keep, and how many bytes one takes."""
+    """Return how many carries to store, and the size of one in bytes."""
     read = live_carries(body)
     size = max(1, bytes_of([c for c, is_read in zip(body.out_avals, read, strict=True) if is_read]))
     return min(max_steps, max(int(memory // size), _fewest(max_steps))), size
 
 
 def _fewest(max_steps: int) -> int:
-    """Return the fewest checkpoints with which a loop is reversed and no step is run more than nine times."""
+    """Return the fewest checkpoints with which no step of a reversed loop runs more than nine times."""
     return next(k for k in range(1, max_steps + 2) if math.comb(k + 8, k) >= max_steps)
 
 
@@ -121,7 +121,7 @@ class Auto(Strategy):
         return self.memory is not None or keeps_much()
 
     def _chosen(self, linear: Linearized, body: Any, max_steps: int) -> tuple[Choice, Plan | None]:
-        """Return the choice for a loop, and the plan if it is to undo the steps."""
+        """Return the choice for a loop, and the plan to undo its steps or None."""
         return choose_within(self.memory, max_steps, linear, body)
 
     def choice(self, linear: Linearized, body: Any, max_steps: int) -> Choice:
@@ -136,7 +136,7 @@ class Auto(Strategy):
 
 @dataclass(frozen=True)
 class Checkpoints(Auto):
-    """Stores as many carries as there is memory for, and enough for every step to run nine times at most."""
+    """Store as many carries as fit into the memory, and at least enough to run each step at most nine times."""
 
     def has_choice(self, keeps_much: Callable[[], bool]) -> bool:
         return True
@@ -149,7 +149,7 @@ class Checkpoints(Auto):
 
 @dataclass(frozen=True)
 class _Planned(Strategy):
-    """The choice of `Auto` instead of a tape. Derivatives of the loop choose for themselves, as `then` says."""
+    """A plan that `Auto` has chosen instead of a tape. The derivatives of the loop have the strategy `then`."""
 
     plan: Plan
     then: Strategy

@@ -1,7 +1,9 @@
-"""Binomial checkpointing (Revolve): store a few carries, and run the loop again from these, as often as it must.
+"""Binomial checkpointing (Revolve): store a few carries, and run the loop again from these as often as necessary.
 
-With room for two carries, reverse mode of four steps stores the carries before steps 0 and 1. It takes back steps 3, 2
-and 1, and runs on to each of them from the carry before step 1. Then it takes back step 0.
+for k in range(4): x = f(x)
+# reverse mode with room for two carries; `ct` is the cotangent of `x`
+store x0 and x1 = f(x0)
+ct = vjp(f, f(f(x1)))(ct); ct = vjp(f, f(x1))(ct); ct = vjp(f, x1)(ct); ct = vjp(f, x0)(ct)
 """
 
 import functools
@@ -61,8 +63,8 @@ class Checkpoint(Strategy):
         self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
         run: Callable[..., Any] = functools.partial(self._run_again, loop)
-        if not loop.body.effects:  # JAX lets no function with rules of its own have them
-            # A derivative of the loop in it would reserve a tape of all steps in each of its steps.
+        if not loop.body.effects:  # JAX allows no effects in a function with rules of its own
+            # A derivative of the loop in `_run_again` would reserve a tape for all steps in each of its steps.
             run = differentiated_as(loop.pull_back_by_tape, run)
         return run(steps, list(consts), list(init), list(const_cts), list(carry_cts))
 
@@ -70,25 +72,25 @@ class Checkpoint(Strategy):
         self, loop: Replay, steps: Array, consts: Any, init: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
         m, c = len(consts), len(const_cts)
-        slots = max(1, min(self.carries, loop.max_steps))  # there is no more than one carry per step
+        slots = max(1, min(self.carries, loop.max_steps))  # at most one carry per step
         reach = _Reach(loop.max_steps)
-        # Carries that a step does not read, such as rows of results, are not kept: their writes go to a dummy.
+        # We do not store carries that a step only writes, such as rows of results. Their writes go to a dummy.
         live = live_carries(loop.body)
 
-        def whole(kept: Sequence[Array]) -> list[Array]:
-            return merge(kept, live, [_nowhere(x) for x in init])
+        def whole(stored: Sequence[Array]) -> list[Array]:
+            return merge(stored, live, [_dummy(x) for x in init])
 
-        def advance(by: Array, start: Array, steps: Array, consts: Any, kept: Any) -> list[Array]:
+        def advance(by: Array, start: Array, steps: Array, consts: Any, stored: Any) -> list[Array]:
             def step(k: Array, steps: Array, start: Array, *rest: Array) -> list[Array]:
                 return loop.step(start + k, steps, rest[:m], rest[m:])
 
-            carry = whole(kept)
+            carry = whole(stored)
             types = map(jax.typeof, [steps, start, *consts, *carry])
             body = jax.make_jaxpr(step)(counter(by), *types)
             outs = count(by, [steps, start, *consts], carry, body=body, max_steps=loop.max_steps, reverse=False)
             return flagged(outs, live)
 
-        # Kept: the carries before steps positions[0] < ... < positions[top]. Steps from `end` on are done.
+        # The slots store the carries before steps positions[0] < ... < positions[top]. Steps from `end` on are done.
         def goes_on(*args: Array) -> list[Array]:
             return [args[0] > 0]
 
@@ -96,16 +98,16 @@ class Checkpoint(Strategy):
 
         def step(steps: Array, *args: Array) -> list[Array]:
             consts, (end, top, positions, *rest) = args[:m], args[m:]
-            kept, cts = rest[:n], rest[n:]
+            stored, cts = rest[:n], rest[n:]
             start = ta_read(positions, top, mode="drop")
             length, free = end - start, slots - top
             by = jnp.where(length == 1, 0, jnp.where(free == 1, length - 1, reach.split(length, free)))
             pulls = (length == 1) | (free == 1)
-            carry = advance(by, start, steps, consts, [ta_read(t, top, mode="drop") for t in kept])
-            place = top + 1
-            positions, *kept = (
-                ta_write(t, place, x, where=~pulls, mode="drop")
-                for t, x in zip([positions, *kept], [start + by, *carry], strict=True)
+            carry = advance(by, start, steps, consts, [ta_read(t, top, mode="drop") for t in stored])
+            free_slot = top + 1
+            positions, *stored = (
+                ta_write(t, free_slot, x, where=~pulls, mode="drop")
+                for t, x in zip([positions, *stored], [start + by, *carry], strict=True)
             )
 
             def pull(cts: list[Array]) -> list[Array]:
@@ -114,13 +116,13 @@ class Checkpoint(Strategy):
 
             cts = lax.cond(pulls, pull, lambda cts: cts, list(cts))
             end = jnp.where(pulls, end - 1, end)
-            top = jnp.where(pulls, jnp.where(start == end, jnp.maximum(top - 1, 0), top), place)
-            return [end, top, positions, *kept, *cts]
+            top = jnp.where(pulls, jnp.where(start == end, jnp.maximum(top - 1, 0), top), free_slot)
+            return [end, top, positions, *stored, *cts]
 
         end = largest(steps)
         first = end * 0
-        kept = [ta_write(empty_like(with_axis(jax.typeof(x), slots)), 0, x) for x in [first, *flagged(init, live)]]
-        state = [end, first, *kept, *const_cts, *carry_cts]
+        slots_of = [ta_write(empty_like(with_axis(jax.typeof(x), slots)), 0, x) for x in [first, *flagged(init, live)]]
+        state = [end, first, *slots_of, *const_cts, *carry_cts]
         types = [*map(jax.typeof, state)]
         options = WhileOptions(min(2 * loop.max_steps + 1, _LIMIT), "the checkpointed loop")
         cond, body = jax.make_jaxpr(goes_on)(*types), jax.make_jaxpr(step)(*map(jax.typeof, [steps, *consts]), *types)
@@ -129,18 +131,18 @@ class Checkpoint(Strategy):
         return cts[:c], cts[c:]
 
 
-def _nowhere(x: Array) -> Array:
+def _dummy(x: Array) -> Array:
     return empty_like(jax.typeof(x)) if x.ndim else x
 
 
 class _Reach:
-    """`reach(s, r)`: how many steps can be reversed with s carries kept if none is run more than r times.
+    """`reach(s, r)`: the most steps of a loop that `s` carries can reverse if no step runs more than `r` times.
 
-    It is the binomial coefficient of s + r over s (Griewank 1992), cut off at `max_steps`.
+    It is the binomial coefficient of s + r over s (Griewank 1992), limited to `max_steps`.
     """
 
     def __init__(self, max_steps: int) -> None:
-        # Rows for the smaller of s and r, from 2 on, each as far as it is needed: a few times sqrt(max_steps) in all.
+        # Rows for the smaller of s and r, from 2 on, up to `max_steps`: a few times sqrt(max_steps) numbers in all.
         enough = min(max_steps, _LIMIT)
         b = np.arange(2 + math.isqrt(2 * enough))
         rows = [(b + 1) * (b + 2) // 2]
@@ -159,7 +161,7 @@ class _Reach:
         return jnp.where(few < 2, jnp.where(few == 1, 1 + jnp.minimum(many, _LIMIT - 1), few == 0), steps)
 
     def split(self, length: Array, free: Array) -> Array:
-        """Return how far to run before the next carry is kept, for the fewest steps (Griewank and Walther 2000)."""
+        """Return how many steps to run before storing a carry, for the fewest in all (Griewank and Walther 2000)."""
         most = int(self.last[0])
 
         def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -4,9 +4,10 @@
     # becomes, if it is differentiated and the strategy is better than JAX's stacked residuals
     carry, ys = while_loop(k < length, f by rows, (0, carry, empty), residuals=strategy)
 
-Until then it is the same scan. If JAX would keep, for every step, all of a buffer that is read as a whole and written
-by rows, the scan becomes a loop that undoes its steps or starts from checkpoints. JAX would also keep every large
-index. If most residuals can be recomputed from less, the scan becomes a loop with a tape of that.
+Until then it is the same scan. If a step reads a whole buffer and writes rows of it, JAX would store the buffer for
+every step. Then the scan becomes a loop that undoes its steps or starts from checkpoints. JAX would also store every
+large index. If cheap operations can recompute most residuals from smaller values, the scan becomes a loop with a tape
+of those.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +41,7 @@ Array = jax.Array
 
 
 def bind(eqn: Equation, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
-    """Run a scan as JAX does, which chooses by the strategy when it is differentiated."""
+    """Run a scan of JAX that chooses its residuals by a strategy when it is differentiated."""
     if _contexts.repairs_first.value is not None and any(map(_compat.is_differentiated, operands)):
         return jaxprs.bind(eqn, operands)
     return _bind(eqn, operands, strategy)
@@ -54,7 +55,7 @@ def _bind(eqn: Equation, operands: Sequence[Array], strategy: Strategy) -> list[
 
 @dataclass(frozen=True)
 class _ByStrategy(OfCall):
-    """The derivative of a scan, by a strategy. `jax.vmap` and others put something around the scan."""
+    """The derivative of a scan by a strategy. `jax.vmap` and others may add equations around the scan."""
 
     strategy: Strategy
 
@@ -81,12 +82,12 @@ class _ByStrategy(OfCall):
 
 
 def chooses(jaxpr: Jaxpr) -> bool:
-    """Return whether this is what `bind` gives JAX to run: nothing but a scan."""
+    """Return whether a jaxpr is one from `bind`: nothing but a scan."""
     return [eqn.primitive for eqn in jaxpr.eqns] == [jax_primitives.scan_p]
 
 
 def scan(f: Callable[[Any, Any], Any], init: Any, xs: Any, *, strategy: Strategy, **options: Any) -> tuple[Any, Any]:
-    """Run `jax.lax.scan`, which chooses by the strategy when it is differentiated."""
+    """Run `jax.lax.scan`, which chooses its residuals by a strategy when it is differentiated."""
     jaxpr, shape = traced_scan(f, init, xs, **options)
     outs = run_scan(jaxpr, jax.tree.leaves((init, xs)), lambda eqn, operands: bind(eqn, operands, strategy))
     return jax.tree.unflatten(jax.tree.structure(shape), outs)
@@ -98,7 +99,7 @@ def traced_scan(f: Callable[[Any, Any], Any], init: Any, xs: Any, **options: Any
 
 
 def run_scan(jaxpr: Jaxpr, args: Sequence[Array], run: Callable[[Any, list[Array]], list[Array]]) -> list[Array]:
-    """Run a traced scan, whose equation is run by `run`."""
+    """Run a traced scan, with `run` for its equation."""
 
     def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
         if eqn.primitive is not jax_primitives.scan_p:
@@ -114,7 +115,7 @@ def _zeros(primals: Sequence[Array]) -> list[Any]:
 
 
 def has_choice(params: dict[str, Any], operands: Sequence[Any], strategy: Strategy) -> bool:
-    """Return whether a scan, with operands of these types, may keep anything other than a tape: look at its body."""
+    """Return whether a scan, with operands of these types, may need another strategy than a tape."""
     [loop] = registry.ENTRIES["scan"].bodies(params)
     types = [*operands, *loop.jaxpr.in_avals, *loop.jaxpr.out_avals]
     if loop.jaxpr.effects or not all(isinstance(n, int) for t in types for n in getattr(t, "shape", (None,))):
@@ -142,9 +143,9 @@ def _has_large_index(eqn: Equation) -> bool:
 
 
 def _is_read_whole(uses: Uses, v: Any) -> bool:
-    """Return whether a jaxpr updates an input by rows, and reads all of one of its versions.
+    """Return whether a jaxpr updates rows of an input, and reads one of its versions as a whole.
 
-    An inner loop or a branch with row ops counts as both, without a look at its jaxprs.
+    An equation with row ops in its jaxprs counts as both.
     """
     if not jnp.issubdtype(v.aval.dtype, jnp.inexact) or bytes_of([v.aval]) <= _gates.LOGGED_BYTES:
         return False
@@ -171,7 +172,7 @@ def _is_read_whole(uses: Uses, v: Any) -> bool:
 def _by_strategy(
     params: dict[str, Any], primals: Sequence[Array], tangents: Sequence[Any], strategy: Strategy
 ) -> tuple[list[Array], list[Any]] | None:
-    """Return the results of a scan and their tangents, or None if it is best left to JAX."""
+    """Return the results of a scan and their tangents, or None if JAX should run it."""
     [parts] = registry.ENTRIES["scan"].bodies(params)
     length, num_carry, number = params["length"], parts.num_carry, jnp.int32(0)
     consts, init, xs = parts.split(primals)
@@ -184,7 +185,7 @@ def _by_strategy(
     better: Strategy | None = strategy
     if strategy.tapes:
         better = _better(body, *nonzero, length, strategy)
-        if better is None and linearize(body, *nonzero).makes_most_again:
+        if better is None and linearize(body, *nonzero).recomputes_most:
             better = Tape()
     if better is None or _logs(body, (*dots.nonzero_consts, *dots.nonzero_carry)):
         return None
@@ -203,9 +204,9 @@ def _better(
 
 @_compat.cached
 def _logs(body: Any, nonzero: Sequence[bool]) -> bool:
-    """Return whether a step logs something in reverse mode, by a `custom_vjp`: JAX stacks these logs, our loops do not.
+    """Return whether a `custom_vjp` in a step logs a value in reverse mode: JAX stacks these logs, our loops do not.
 
-    The step is differentiated in the flagged inputs.
+    We differentiate the step in the flagged inputs.
     """
     if not jaxprs.any_equation(body, lambda eqn: eqn.primitive is jax_primitives.custom_vjp_call_p):
         return False
@@ -219,5 +220,5 @@ def _logs(body: Any, nonzero: Sequence[bool]) -> bool:
 
     try:
         return bool(jax.eval_shape(log, *body.in_avals))
-    except ValueError:  # a step that has no reverse mode
+    except ValueError:  # the step has no reverse mode
         return False

@@ -1,12 +1,12 @@
-"""The derivatives of `ta_while`: the tangents are a linear loop of their own, whose trip count is known by then.
+"""The derivatives of `ta_while`: the tangents become a second loop, which is linear and has a known trip count.
 
     while cond(y): y = f(y)
     # becomes, with the tangents `dy` and the residuals `r` of each step
     while cond(y): y, r = f_linearized(y); tape = ta_write(tape, k, r); k += 1
     for i in range(k): dy = linear(ta_read(tape, i), dy)
 
-So every loop with `max_steps` can be transposed: the loop of the tangents is a counted loop, which reads the residuals
-of each step from tapes, or a `ta_replay`, which reconstructs the steps. Without `max_steps` primals and tangents are
+So JAX can transpose every loop with `max_steps`. The loop of the tangents is a counted loop, which reads the residuals
+of each step from tapes, or a `ta_replay`, which reconstructs the steps. Without `max_steps`, primals and tangents are
 one loop, in forward mode only.
 """
 
@@ -22,7 +22,7 @@ from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge, partition
 from jax_tensorarray._jaxprs.registry import reached
-from jax_tensorarray._loops import replay, rules
+from jax_tensorarray._loops import replay
 from jax_tensorarray._loops.as_while import count_as_while
 from jax_tensorarray._loops.auto import Auto
 from jax_tensorarray._loops.host import is_on_host, zeros
@@ -36,7 +36,6 @@ from jax_tensorarray._loops.while_ import (
     count,
     counter,
     needs_max_steps,
-    pruned_for,
     results,
     ta_while_p,
     taped,
@@ -48,12 +47,12 @@ Array = jax.Array
 
 
 class Tangents(NamedTuple):
-    """The tangents of the consts and of the carry of a loop, and which of them become nonzero."""
+    """The tangents of the consts and of the carry of a loop, and which are nonzero after any number of steps."""
 
     of_consts: Sequence[Any]
     of_carry: Sequence[Any]
     nonzero_consts: list[bool]
-    nonzero_carry: list[bool]  #: of the tapes too, after any number of steps
+    nonzero_carry: list[bool]  #: also of the tapes
 
     def instantiated(self) -> tuple[list[Array], list[Array]]:
         """Return the nonzero tangents of the consts and of the carry, as arrays."""
@@ -62,7 +61,7 @@ class Tangents(NamedTuple):
         return flagged(self.of_consts, self.nonzero_consts), carry
 
     def after(self, zero: Any) -> "Tangents":
-        """Return the tangents of a loop with one more const and carry, the first ones, whose tangents are `zero`."""
+        """Return the tangents of a loop with one more const and carry in front, with the tangent `zero`."""
         consts, carry = [False, *self.nonzero_consts], [False, *self.nonzero_carry]
         return Tangents([zero, *self.of_consts], [zero, *self.of_carry], consts, carry)
 
@@ -73,7 +72,7 @@ def nonzero_tangents(
     of_carry: Sequence[Any],
     one_step: Callable[[Any, list[bool]], list[bool]] = reached,
 ) -> Tangents:
-    """Find which tangents are nonzero. `one_step` says which outputs of the body have tangents."""
+    """Find which tangents are nonzero. `one_step` returns which outputs of the body have tangents."""
     consts = [not is_zero(t) for t in of_consts]
     carry = [not is_zero(t) for t in of_carry]
     carry += [False] * (len(body.out_avals) - len(carry))  # tapes
@@ -86,13 +85,13 @@ def zero_tangents(outs: Sequence[Array]) -> list[Any]:
     return [zero_tangent(x) for x in outs]
 
 
-def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: Any, options: WhileOptions) -> Any:
+def jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: Any, options: WhileOptions) -> Any:
     loop = Loop(*options.split(primals), cond, body, options)
     _, of_consts, of_carry = options.split(tangents)
     nonzero = nonzero_tangents(body, of_consts, of_carry)
     if not any(nonzero.nonzero_carry):
         if not options.is_counted and any(map(_compat.has_callbacks, (cond, body))):
-            # As JAX does: if this is linearized, the effects happen again for the tangents.
+            # Like JAX: under `jax.linearize`, the effects happen again for the tangents.
             const_dots, _ = nonzero.instantiated()
             body = jaxprs.with_more_consts(
                 body, len(options.leading) + len(loop.body_consts), tuple(map(jax.typeof, const_dots))
@@ -101,7 +100,7 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: 
         outs = results(*loop.run())
         return outs, zero_tangents(outs)
     if not taped(options.max_steps):
-        # `reached` may flag too many. Then this would be the reverse mode of a loop that has none.
+        # `reached` may flag too many, and then reverse mode would reach a loop that has none.
         nonzero = nonzero_tangents(body, of_consts, of_carry, jaxprs.nonzero_outputs)
         outs, steps, dots = _joint_jvp(loop, nonzero)
     elif options.strategy.tapes:
@@ -123,7 +122,7 @@ def taped_jvp(loop: Loop, tangents: Tangents) -> _Results:
     better = _better_than_taped(loop, linear, tangents)
     if better is not None:
         return better
-    # The derivative of a loop that reads or writes tapes on the host has its own tape there.
+    # If a loop reads or writes tapes on the host, the tape of its derivative is there, too.
     offload = options.strategy.offload or (options.is_counted and any(map(is_on_host, body.in_avals)))
     outs, steps, taken, tapes = recorded(loop, linear.jaxpr, linear.num_outs, linear.steps, offload=offload)
     dots = _linearized_loop(linear, loop, tapes, largest(taken if steps is None else steps), tangents)
@@ -131,7 +130,7 @@ def taped_jvp(loop: Loop, tangents: Tangents) -> _Results:
 
 
 def _better_than_taped(loop: Loop, linear: Linearized, tangents: Tangents) -> _Results | None:
-    """Return what `taped_jvp` returns, by a strategy that is better than a tape; None if there is none."""
+    """Return the results of `taped_jvp` by a strategy that is better than a tape, or None."""
     is_counted, strategy = loop.options.is_counted, loop.options.strategy
     if is_counted:
         is_large = any(bytes_of([t]) > _gates.LOGGED_BYTES for t in linear.taped)
@@ -149,7 +148,7 @@ def _better_than_taped(loop: Loop, linear: Linearized, tangents: Tangents) -> _R
 def _linearized_loop(
     linear: Linearized, loop: Loop, recorded: Sequence[Array], steps: Array, tangents: Tangents
 ) -> list[Array]:
-    """Return the tangents of the carry after all steps, from the tapes that the loop has recorded."""
+    """Return the tangents of the carry after all steps, from the recorded tapes."""
     options, shared = loop.options, jaxprs.function(linear.shared)(*loop.body_consts)
     const_tangents, carry_tangents = tangents.instantiated()
     new = tangent_tapes(options.tapes, tangents.nonzero_carry[len(tangents.of_carry) :])
@@ -166,10 +165,10 @@ def _linearized_loop(
 
 
 def replayed_jvp(loop: Loop, tangents: Tangents) -> _Results:
-    """Run a loop without a tape; its derivative replays the steps."""
+    """Run a loop without a tape. Its derivative replays the steps."""
     options, nonzero = loop.options, (*tangents.nonzero_consts, *tangents.nonzero_carry)
     const_dots, carry_dots = tangents.instantiated()
-    if options.tapes:  # these have been recorded for another derivative
+    if options.tapes:  # those of another derivative
         n, tapes, options = len(loop.carry), options.tapes, replace(options, tapes=())
         loop = loop._replace(carry=[*loop.carry, *make(tapes)], options=options)
         carry_dots += make(tangent_tapes(tapes, tangents.nonzero_carry[n:]))
@@ -181,7 +180,7 @@ def replayed_jvp(loop: Loop, tangents: Tangents) -> _Results:
 
 
 def _joint_jvp(loop: Loop, tangents: Tangents) -> _Results:
-    """Run one loop of primals and tangents. It keeps no tape, since the length of a tape would have no bound."""
+    """Run one loop of primals and tangents. It has no tape, whose length would have no bound."""
     predicate, n, num_cond_consts = jaxprs.function(loop.cond), len(loop.carry), len(loop.cond_consts)
     const_dots, carry_dots = tangents.instantiated()
     carry = [*loop.carry, *carry_dots]
@@ -192,68 +191,69 @@ def _joint_jvp(loop: Loop, tangents: Tangents) -> _Results:
     outs, steps = Loop(
         loop.cond_consts, [*loop.body_consts, *const_dots], carry, joint_cond, joint_body, loop.options
     ).run()
-    # The tangent of what no step changes comes from before the loop: so it has a transpose.
+    # If no step changes a carry, its tangent is that from before the loop, which has a transpose.
     same = flagged(_unchanged(loop.body, n), tangents.nonzero_carry)
     dots = [old if is_same else new for old, is_same, new in zip(carry_dots, same, outs[n:], strict=True)]
     return outs[:n], steps, dots
 
 
 def _unchanged(body: Any, num_carry: int) -> list[bool]:
-    """Return which carries the body returns as it took them."""
+    """Return which carries the body returns unchanged."""
     inner = _compat.opened(body)
     return [v is w for v, w in zip(inner.invars[len(inner.invars) - num_carry :], inner.outvars, strict=True)]
 
 
-def _transpose(cts: Sequence[Any], *operands: Any, cond: Any, body: Any, options: WhileOptions) -> Any:
-    """Transpose a loop that is linear in some operands. Derivatives of a loop with max_steps are other loops."""
+def transpose(cts: Sequence[Any], *operands: Any, cond: Any, body: Any, options: WhileOptions) -> Any:
+    """Transpose a loop that is linear in some operands."""
     if options.is_counted:
         return _transpose_of_count(cts, options, operands, body)
     linear = [ad.is_undefined_primal(x) for x in operands]
     if not taped(options.max_steps):
         raise needs_max_steps(options)
 
-    # A linear function is its derivative, at zero as well as anywhere.
+    # A linear function is its derivative at any point, also at zero.
     def loop(*some: Array) -> list[Array]:
-        return flagged(ta_while_p.bind(*merge(some, linear, operands), cond=cond, body=body, options=options), given)
+        return flagged(ta_while_p.bind(*merge(some, linear, operands), cond=cond, body=body, options=options), has_ct)
 
-    given = [not is_zero(ct) for ct in cts]
+    has_ct = [not is_zero(ct) for ct in cts]
     zeros = [ad.instantiate_zeros(ad.Zero(x.aval)) for x in flagged(operands, linear)]
     _, pull = jax.vjp(loop, *zeros)
-    return merge(pull(flagged(cts, given)), linear, [None] * len(operands))
+    return merge(pull(flagged(cts, has_ct)), linear, [None] * len(operands))
 
 
 def _transpose_of_count(cts: Sequence[Any], options: WhileOptions, operands: Sequence[Any], body: Any) -> list[Any]:
-    """Transpose a counted loop: it runs the transposes of its steps in the opposite order."""
+    """Transpose a counted loop: run the transposes of its steps in the opposite order."""
     (steps,), consts, _ = options.split(operands)
-    # A known carry is zeros: its tangent came into the loop by another way. All carries are linear.
+    # All carries are linear. One that is no undefined primal is zeros, and its tangent is another operand.
     _, linear_consts, linear_carry = options.split([ad.is_undefined_primal(x) for x in operands])
-    linear, known = partition(consts, linear_consts)
+    linear, others = partition(consts, linear_consts)
     types = [x.aval for x in linear]
-    call, m = _without_guards(body, [False, *linear_consts, *[True] * len(body.out_avals)]), len(linear)
+    call = _without_guards(body, [False, *linear_consts, *[True] * len(body.out_avals)])
+    m, num_others = len(linear), len(others)
 
     def step(k: Array, *rest: Array) -> list[Array]:
-        known_here, ct = rest[: len(known)], rest[len(known) :]
+        others, ct = rest[:num_others], rest[num_others:]
 
-        # A const that is returned too has a transpose that starts from its running cotangent: reads add in place.
+        # The step returns its consts, so that the transpose starts from their running cotangents: reads add in place.
         def forward(consts: list[Array], carry: list[Array]) -> Any:
-            others = iter(known_here)
-            return consts, call(k, *merge(consts, linear_consts, [x or next(others) for x in linear_consts]), *carry)
+            values = iter(others)
+            return consts, call(k, *merge(consts, linear_consts, [x or next(values) for x in linear_consts]), *carry)
 
         const_cts, carry_cts = jax.linear_transpose(forward, types, body.out_avals)((list(ct[:m]), list(ct[m:])))
         return [*const_cts, *carry_cts]
 
     start = [*map(zeros, types), *(zeros(ct.aval) if is_zero(ct) else ct for ct in cts)]
-    transposed = jax.make_jaxpr(step)(counter(steps), *map(jax.typeof, known), *map(jax.typeof, start))
-    outs = count(steps, known, start, body=transposed, max_steps=options.room, reverse=not options.reverse)
+    transposed = jax.make_jaxpr(step)(counter(steps), *map(jax.typeof, others), *map(jax.typeof, start))
+    outs = count(steps, others, start, body=transposed, max_steps=options.room, reverse=not options.reverse)
     carry_cts = [ct if is_linear else None for ct, is_linear in zip(outs[m:], linear_carry, strict=False)]  # not tapes
     return [None, *merge(outs[:m], linear_consts, [None] * len(consts)), *carry_cts]
 
 
 def _without_guards(body: Any, linear: Sequence[bool]) -> Callable[..., list[Array]]:
-    """Return a step as a function without `stop_gradient`s of values that depend on its linear inputs.
+    """Return a step as a function without each `stop_gradient` of a value that depends on the linear inputs.
 
-    JAX makes them of the operands of a batched conditional, and does not transpose them. To a linear function they are
-    identities. Others stay: a derivative of the transpose heeds them.
+    JAX applies `stop_gradient` to the operands of a batched conditional, but has no transpose of it. In a linear
+    function it is the identity. A `stop_gradient` of any other value stays, for derivatives of the transpose.
     """
     inner = _compat.opened(body)
     dependent = set(flagged(inner.invars, linear))
@@ -266,6 +266,3 @@ def _without_guards(body: Any, linear: Sequence[bool]) -> Callable[..., list[Arr
         return operands if is_guard else jaxprs.bind(eqn, operands)
 
     return lambda *args: jaxprs.interpret(body, args, equation)
-
-
-rules.differentiate(ta_while_p, pruned_for, _jvp, _transpose)

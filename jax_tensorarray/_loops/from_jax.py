@@ -1,4 +1,9 @@
-"""Lower a loop of JAX to one of ours: JAX traces the functions, promotes weak types, and says what does not fit."""
+"""Lower a loop of JAX to one of ours: JAX traces the functions, promotes weak types, and raises its errors.
+
+lax.while_loop(cond_fun, body_fun, init_val)
+# becomes, with the jaxprs of JAX's loop
+ta_while[cond body] init_val
+"""
 
 import functools
 import inspect
@@ -50,12 +55,12 @@ def for_ever(carry: Any) -> bool:
 
 
 def as_value(bound: Any) -> Any:
-    """Return the bound; as an array if it is a symbolic dimension of `jax.export`."""
+    """Return the bound. Convert a symbolic dimension of `jax.export` to an array."""
     return jnp.asarray(bound) if is_symbolic_dim(bound) else bound
 
 
 def known_bound(bound: Any) -> int | None:
-    """Return the bound as a Python integer; None if it is traced or not a number, which JAX's own loop reports."""
+    """Return the bound as a Python integer. Return None if it is traced, or no number: then JAX raises its error."""
     try:
         return int(bound)
     except (TypeError, ValueError, OverflowError):
@@ -63,14 +68,11 @@ def known_bound(bound: Any) -> int | None:
 
 
 def _source() -> str:
-    """Return where the user called the loop, for messages."""
+    """Return the line of the user that calls the loop, for messages."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(("jax_tensorarray.", "jax.")):
         frame = frame.f_back
     return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-# JAX's own loops trace the functions, promote weak types, and say what does not fit.
 
 
 def lax_fori_loop(body_fun: Any, lower: Any, upper: Any, init: Any, unroll: Any) -> Any:
@@ -94,7 +96,7 @@ def _trace(loop: Callable[..., Any], functions: Sequence[Any], types: Any, tree:
 
 @_compat.cached
 def _traces_of(body_fun: Any) -> Callable[..., Any]:
-    """Return a `_trace` that caches its results for as long as the functions live, as JAX's loops do."""
+    """Return a `_trace` that caches its results as long as the functions live, like JAX's loops."""
     body = weakref.ref(body_fun)
 
     @_compat.cached
@@ -109,13 +111,13 @@ def _traced(loop: Callable[..., Any], functions: Sequence[Any], args: Any, optio
     try:
         types = tuple(map(jax.typeof, leaves))
     except TypeError:
-        loop(*functions, *args, *options)  # its error names the argument that is not an array
+        loop(*functions, *args, *options)  # raises an error that names the argument
         raise
     try:
         hash((tree, options, *map(weakref.ref, functions)))
-    except TypeError:  # not a function, say
+    except TypeError:  # such as an argument that is no function
         return _trace(loop, functions, types, tree, options)
-    kinds = tuple(map(type, options))  # `unroll=True` equals `unroll=1`, and means another loop
+    kinds = tuple(map(type, options))  # `unroll=True == 1`, but they mean different loops
     return _traces_of(functions[-1])(functions[0], len(functions) == 1, loop, types, tree, options, kinds)
 
 
@@ -130,7 +132,7 @@ def bind_loop(
     return_steps: bool = False,
     error: str = "",
 ) -> Any:
-    """Run a loop of JAX as ours. A scan of JAX remains a scan until it is differentiated, and perhaps then too."""
+    """Run a loop of JAX as one of ours. A scan remains a scan of JAX at least until it is differentiated."""
     here, source = _compat.source_here(), _source()
     jaxpr, shape = _traced(loop, functions, args, tuple(options))
     while not bound.has_types_of_jax and (of_mesh := _varying_as_predicates(jaxpr, args)) is not None:
@@ -143,20 +145,22 @@ def bind_loop(
     def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
         params = eqn.params
         if eqn.primitive is jax_primitives.scan_p:
-            kept, body, _ = strategy.prepare(params["jaxpr"], (), None, (), source)
+            prepared, body, _ = strategy.prepare(params["jaxpr"], (), None, (), source)
             with eqn.ctx.manager, here():
-                return choosing.bind(eqn.replace(params=params | {"jaxpr": body}), operands, kept)
+                return choosing.bind(eqn.replace(params=params | {"jaxpr": body}), operands, prepared)
         if eqn.primitive is not jax_primitives.while_p:
             return jaxprs.bind(eqn, operands)
         a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-        known = {v: x for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(v, jex.Literal)}
-        known |= {v: Carry(k) for k, v in enumerate(eqn.outvars)}
-        leaves = [known[v] for v in _compat.opened(jaxpr).outvars]
-        kept, body, consts = strategy.prepare(body, operands[a:b], jax.tree.structure(shape), leaves, source)
+        values = {v: x for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(v, jex.Literal)}
+        values |= {v: Carry(k) for k, v in enumerate(eqn.outvars)}
+        leaves = [values[v] for v in _compat.opened(jaxpr).outvars]
+        prepared, body, consts = strategy.prepare(body, operands[a:b], jax.tree.structure(shape), leaves, source)
         with here():
             most, returns_steps = None if max_steps is None else int(max_steps), return_steps or max_steps is not None
-            options = WhileOptions(most, source, strategy=kept, returns_steps=returns_steps, bound=bound, error=error)
+            options = WhileOptions(
+                most, source, strategy=prepared, returns_steps=returns_steps, bound=bound, error=error
+            )
             outs, taken = Loop(operands[:a], consts, operands[b:], cond, body, options).run()
         if return_steps:
             (more,) = jaxprs.function(cond)(*map(copied, operands[:a]), *outs)
@@ -169,10 +173,10 @@ def bind_loop(
 
 
 def _varying_as_predicates(jaxpr: Any, args: Any) -> Any:
-    """Return the arguments of a loop, varying over the axes of a mesh over which its number of steps varies, too.
+    """Make the arguments of a loop vary over all axes of a mesh over which its number of steps varies.
 
-    None if they do already. JAX types the carry as if it were the same on all devices after the loop: it has no reverse
-    mode, which would sum the cotangent over the devices at the wrong place.
+    Return None if they do already. JAX types the carry after the loop as the same on all devices, because JAX's loop
+    has no reverse mode. Reverse mode would then sum the cotangent over the devices at the wrong place.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return None
@@ -193,7 +197,7 @@ def _asks_with_effects(eqn: Equation) -> bool:
 def _with_its_end(
     functions: Sequence[Any], args: Any, shape: Any, max_steps: int | None, strategy: Strategy, bound: Bound, error: str
 ) -> Any:
-    """Run a loop that carries the value of its condition, which is evaluated once before each step and at the end."""
+    """Run a loop that carries the value of its condition, and evaluates it once before each step and at the end."""
     (cond_fun, body_fun), (init,) = functions, args
 
     def body(state: Any) -> Any:
@@ -201,15 +205,15 @@ def _with_its_end(
         return cond_fun(carry), carry
 
     init = jax.tree.map(lambda x, of: x if isinstance(x, jax.Ref) else jnp.asarray(x, of.dtype), init, shape)
-    start, asked = (cond_fun(init), init), (lambda state: state[0], body)
+    start, functions = (cond_fun(init), init), (lambda state: state[0], body)
     (more, carry), steps = bind_loop(
-        lax.while_loop, asked, (start,), max_steps, strategy.of_second(), (), bound, True, error
+        lax.while_loop, functions, (start,), max_steps, strategy.of_second(), (), bound, True, error
     )
     return carry, Steps(steps.taken, more)
 
 
 def in_python(cond_fun: Any, body_fun: Any, carry: Any, max_steps: int | None, return_steps: bool, error: str) -> Any:
-    """Run the loop under `jax.disable_jit`, as JAX runs its own: the functions may change NumPy arrays in place."""
+    """Run the loop under `jax.disable_jit`, like JAX: the functions may change NumPy arrays in place."""
     carry, taken = jax.tree.map(jnp.asarray, carry), 0
     while (more := cond_fun(carry)) and (max_steps is None or taken < max_steps):
         carry, taken = jax.tree.map(jnp.asarray, body_fun(carry)), taken + 1

@@ -1,4 +1,4 @@
-"""`growing`: compile a function for a bound of steps and rows, and double the bound whenever it was not enough."""
+"""`growing`: compile a function for a bound on its steps and rows, and double the bound if a call needs more."""
 
 import functools
 import operator
@@ -79,17 +79,17 @@ def growing(
     return Growing(fun, initial_bound, max_bound, options)
 
 
-def _as_bound(name: str, given: Any) -> int:
+def _as_bound(name: str, bound: Any) -> int:
     try:
-        if not isinstance(given, bool):
-            return operator.index(given)
+        if not isinstance(bound, bool):
+            return operator.index(bound)
     except TypeError:
         pass
-    raise TypeError(f"growing: {name} must be an integer, got {given!r}")
+    raise TypeError(f"growing: {name} must be an integer, got {bound!r}")
 
 
 class Growing(Generic[_P, _R]):
-    """A function that `growing` has made."""
+    """A function that `growing` returns."""
 
     def __init__(self, fun: Callable[_P, _R], bound: int, max_bound: int | None, options: dict[str, Any]) -> None:
         functools.update_wrapper(self, fun)
@@ -122,13 +122,13 @@ class Growing(Generic[_P, _R]):
                     kind = ValueError if isinstance(error, growth.NeedsMoreError) else type(error)
                     raise kind(f"{error}. It may not be larger: max_bound={bound}") from None
                 more = 2 * bound if self._max_bound is None else min(2 * bound, self._max_bound)
-                self.bound = max(self.bound, more)  # another thread may have been here
+                self.bound = max(self.bound, more)  # another thread may have doubled it
             else:
                 grown: _R = leaving_loop(results)
                 return grown
 
     def _for(self, bound: int) -> Callable[_P, _R]:
-        """Return the function for a bound, which JAX compiles once for arguments of the same types."""
+        """Return the function for a bound. JAX compiles it once for each type of the arguments."""
         if bound not in self._compiled:
 
             @functools.wraps(self._fun)

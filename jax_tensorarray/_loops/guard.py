@@ -1,7 +1,7 @@
-"""`ta_guard`: an array whose derivative is zero for the examples that are not active. It costs nothing forward.
+"""`ta_guard`: an array whose derivative is zero for inactive examples. It costs nothing forward.
 
-`where(active, x, stop_gradient(x))` means the same, but a tape would keep its result for every step. A guard is `x`
-itself: if all steps share it, no tape keeps it.
+`where(active, x, stop_gradient(x))` means the same, but a tape would store its result for every step. A guard is
+lowered to `x` itself: if all steps share `x`, no tape stores it.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ def ta_guard(active: Array, x: Array) -> Array:
 def _abstract_eval(active: Any, x: Any) -> Any:
     if active.shape != x.shape[: active.ndim]:
         raise ValueError(f"ta_guard: active {active.shape} and x {x.shape} do not share batch axes")
-    return like_buffer(x).update(weak_type=x.weak_type)  # it is a value of a loop body, of any type
+    return like_buffer(x).update(weak_type=x.weak_type)  # a value in a loop body may have a weak type
 
 
 def _jvp(primals: Any, tangents: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Hints for programs that come from TensorFlow: what to write instead of the arguments of its loops, and of sizes."""
+"""Hints for programs ported from TensorFlow: replacements for the arguments of its loops, and for traced sizes."""
 
 import functools
 import inspect
@@ -28,7 +28,7 @@ _KEYWORDS = {
 
 
 def explained(loop: F) -> F:
-    """Wrap a loop so that a keyword of TensorFlow raises an error, which says what to write instead."""
+    """Wrap a loop: a keyword of TensorFlow raises an error that says what to write instead."""
 
     @functools.wraps(loop)
     def called(*args: Any, **keywords: Any) -> Any:
@@ -54,14 +54,14 @@ _NO_BOOL = (
     "cannot use it. Write `&`, `|` and `~` of bools, `jnp.where` or `lax.cond`, and `write(..., where=p)`."
 )
 
-#: In the errors of JAX for traced ends of slices, in its newest version and its oldest.
+#: Texts of JAX's errors for traced ends of slices, in the newest version and in the oldest.
 _OF_SLICES = ("must have static start/stop/step", "Slice entries must be static")
 
 
 def about_sizes(loop: F) -> F:
-    """Wrap a loop that carries TensorArrays: an error of JAX for a traced size or bool says what to write instead.
+    """Wrap a loop: if it carries TensorArrays, add a hint to JAX's error for a traced size or bool.
 
-    Only then: a number that is used as a range, a shape or the end of a slice is a size there, more often than not.
+    In such a loop, a number that the program uses as a range, a shape or the end of a slice is mostly a size.
     """
 
     @functools.wraps(loop)

@@ -1,11 +1,10 @@
 """`ta_host_read` and `ta_host_write`: rows of a tape in host memory. `ta_place` moves rows there and back.
 
-Internal: the tapes of `Tape(offload=True)`. The type of a tape says where it is (`jax.memory.Space.Host`). XLA
-moves only slices between the two memories. So there are no gathers and no scatters, and all examples of a batch are at
-the same row.
+Internal: the tapes of `Tape(offload=True)`. The type of a tape has its memory (`jax.memory.Space.Host`). XLA moves only
+slices between the two memories, not gathers or scatters, so all examples of a batch use the same row.
 
-`ta_place` is `jax.device_put` with a transpose that puts the cotangent where the operand was. JAX's own transpose
-leaves it where it is.
+`ta_place` is `jax.device_put`, but its transpose moves the cotangent to the memory of the operand. JAX's own transpose
+does not move it.
 """
 
 import functools
@@ -35,22 +34,22 @@ HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
 def is_on_host(aval: Any) -> bool:
-    """Return whether a type is the type of an array in host memory."""
+    """Return whether a type is that of an array in host memory."""
     return getattr(aval, "memory_space", DEVICE) == HOST
 
 
 def on_host(aval: Any) -> Any:
-    """Return that type, in host memory."""
+    """Return the type in host memory."""
     return aval.update(memory_space=HOST)
 
 
 def place(x: Array, space: Any) -> Array:
-    """Return `x` in a memory space."""
+    """Move `x` to a memory space."""
     return x if jax.typeof(x).memory_space == space else ta_place_p.bind(x, space=space, moves=_MOVES)
 
 
 def placed_as(x: Array, aval: Any) -> Array:
-    """Return `x` in the memory of that type."""
+    """Move `x` to the memory of a type."""
     return place(x, HOST if is_on_host(aval) else DEVICE)
 
 
@@ -70,7 +69,7 @@ def ta_host_empty(aval: Any) -> Array:
 
 
 def ta_host_read(tape: Array, step: Array, *, batch_dims: int = 0, space: Any = DEVICE) -> Array:
-    """Return the row of a step, `[*batch, *elem]`, of a tape `[*batch, T, *elem]` on the host, in that memory space.
+    """Return the row of a step, `[*batch, *elem]`, of a tape `[*batch, T, *elem]` on the host, in a memory space.
 
     `step` is a scalar in `[0, T)`. The derivative adds the row to the running cotangent of the tape.
     """
@@ -134,8 +133,8 @@ def _read_transpose(ct: Any, tape: Any, step: Array, *, batch_dims: int, space: 
 
 def _write_transpose(ct: Any, tape: Any, step: Array, value: Any, *, batch_dims: int) -> Any:
     has_tape, has_value = ad.is_undefined_primal(tape), ad.is_undefined_primal(value)
-    # Each row of a tape is written once, so the cotangent of its old value is never read. Zeros would be right, but
-    # writing them beside the read would copy the tape.
+    # Each row of a tape is written once, so nobody reads the cotangent of its old value, which is 0. A write of these
+    # zeros beside the read would copy the tape.
     row = ta_host_read(ct, step, batch_dims=batch_dims, space=HOST) if has_value else None
     return [ct if has_tape else None, None, row]
 
@@ -144,7 +143,7 @@ def _write_transpose(ct: Any, tape: Any, step: Array, value: Any, *, batch_dims:
 
 
 def _same_for_all(step: Array, dim: int | None) -> Array:
-    """Return the step of a batch: the largest, since examples that have ended stay behind."""
+    """Return the step of a batch: the largest one, because examples that have ended stay behind."""
     return step if dim is None else jnp.max(step, axis=dim)
 
 
@@ -160,7 +159,7 @@ def _batch(primitive: Primitive, args: Any, dims: Any, *, batch_dims: int, **par
 
 
 def _batch_place(args: Any, dims: Any, **params: Any) -> Any:
-    # The tape will have the batch in front: XLA transposes on the device, not on the host.
+    # The tape has its batch axis in front. XLA transposes on the device, not on the host.
     return ta_place_p.bind(jnp.moveaxis(args[0], dims[0], 0), **params), 0
 
 
@@ -168,7 +167,7 @@ def _batch_place(args: Any, dims: Any, **params: Any) -> Any:
 
 
 def _empty(*, aval: Any) -> Array:
-    # XLA makes no zeros where slices are written into them: it allocates.
+    # If slices overwrite the zeros, XLA only allocates them.
     return jax.device_put(jnp.zeros(aval.shape, aval.dtype), HOST)
 
 
@@ -197,7 +196,7 @@ def _place(x: Array, *, space: Any, moves: Any) -> Array:
     return jax.device_put(x, space)
 
 
-#: JAX only looks at memories of programs in which it finds a `device_put` to one.
+#: JAX looks at memory spaces only in programs with a `device_put` to one.
 _MOVES = jax.make_jaxpr(lambda x: jax.device_put(x, HOST))(0)
 
 ta_place_p = _primitive("ta_place", lambda x, *, space, moves: x.update(memory_space=space), _place)
@@ -216,4 +215,4 @@ ta_host_write_p = _primitive("ta_host_write", _write_abstract_eval, _write)
 ad.primitive_jvps[ta_host_write_p] = _write_jvp
 ad.primitive_transposes[ta_host_write_p] = nonzero_transpose(_write_transpose)
 batching.primitive_batchers[ta_host_write_p] = functools.partial(_batch, ta_host_write_p)
-NOOP_OPERANDS[ta_host_write_p] = lambda _, *operands: operands  # a row that is not read
+NOOP_OPERANDS[ta_host_write_p] = lambda _, *operands: operands  # nobody reads the row

@@ -1,10 +1,10 @@
-"""Reverse mode by an inverse of the body, which the user gives: the carry before a step, from the carry after it.
+"""Reverse mode by the user's inverse of the body: compute the carry before a step from the carry after it.
 
     for k in range(n): x = f(x)
     # reverse mode, with nothing stored; `ct` is the cotangent of `x`
     for k in reversed(range(n)): x = inverse(x); ct = vjp(f, x)(ct)
 
-No residual is stored: the step is differentiated at the carry that the inverse returns.
+The loop stores no residuals. We differentiate a step at the carry that the inverse returns.
 """
 
 import functools
@@ -66,13 +66,13 @@ class Inverse(Strategy):
 
     def prepare(self, body: Any, consts: Any, tree: Any, leaves: Any, source: str) -> tuple[Strategy, Any, Any]:
         back, closed_over = _traced(self.f, tree, leaves, body)
-        checked = () if self.check is False else body.out_avals
-        tolerances = (_half_the_digits(a.dtype) if self.check is True else float(self.check) for a in checked)
+        types = () if self.check is False else body.out_avals
+        tolerances = (_half_the_digits(a.dtype) if self.check is True else float(self.check) for a in types)
         body = jaxprs.with_more_consts(body, len(consts), tuple(map(jax.typeof, closed_over)))
         return Inverted(back, len(closed_over), tuple(tolerances), source), body, [*consts, *closed_over]
 
     def of_second(self) -> Strategy:
-        # Before a step, a loop was about to take it.
+        # The condition is true before every step.
         return replace(self, f=lambda state: (jnp.ones_like(state[0]), self.f(state[1])))
 
 
@@ -82,12 +82,13 @@ def _half_the_digits(dtype: Any) -> float:
 
 @dataclass(frozen=True)
 class Inverted(Strategy):
-    """Finds the carry before a step by the user's inverse from the carry after it. `extra` is the carry at the end."""
+    """Computes the carry before a step by the user's inverse. `extra` is the carry at the end."""
 
-    body: Any  #: maps *consts, *carry to the carry before, and takes which examples are active as the loop's body does
-    own_consts: int  #: how many of the loop's last consts are the inverse's
-    tolerances: tuple[float, ...]  #: how far from each carry at the start it may lead; none if that is not checked
-    source: str  #: where the loop is, for the message
+    #: Maps *consts, *carry to the carry before. If the predicate is batched, it first takes the active examples.
+    body: Any
+    inverse_consts: int  #: how many of the loop's last consts the inverse uses
+    tolerances: tuple[float, ...]  #: the largest difference of each carry from the initial one; empty without a check
+    source: str  #: the line of the loop, for the message
 
     batches_all = True
 
@@ -96,7 +97,7 @@ class Inverted(Strategy):
         return outs, steps, outs, self
 
     def batched(self, axis: Axis, pred_batched: bool, consts_batched: Any, consts: Any, init: Any) -> "Inverted":
-        m = len(consts) - self.own_consts
+        m = len(consts) - self.inverse_consts
         types = map(jax.typeof, [*consts[m:], *init])
         return replace(self, body=all_batched(axis, self.body, pred_batched, consts_batched[m:], types))
 
@@ -104,30 +105,30 @@ class Inverted(Strategy):
         self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
         n, m = loop.num_carry, len(consts)
-        nonzero = (*loop.nonzero_consts[m - self.own_consts :], *loop.nonzero_carry)
+        nonzero = (*loop.nonzero_consts[m - self.inverse_consts :], *loop.nonzero_carry)
         back = jaxprs.function(primal_body(self.body, nonzero))
 
         def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
             consts, carry, cts = rest[:m], rest[m + 1 : m + 1 + n], rest[m + 1 + n :]
-            before = back(*loop.leading(k, steps), *consts[m - self.own_consts :], *carry)
+            before = back(*loop.leading(k, steps), *consts[m - self.inverse_consts :], *carry)
             const_cts_, carry_cts_ = loop.pull_back(
                 k, steps, consts, before, cts[: len(const_cts)], cts[len(const_cts) :]
             )
             return [k == 0, *before, *const_cts_, *carry_cts_]
 
-        never = largest(steps) < 0
-        at_start, *outs = counted(loop, step, steps, consts, [never, *extra, *const_cts, *carry_cts], True)
-        checked = zip(live_carries(loop.body), self.tolerances, init, outs, strict=False)
-        for k, (live, tolerance, start, back_at_start) in enumerate(checked):
+        no_step = largest(steps) < 0
+        at_start, *outs = counted(loop, step, steps, consts, [no_step, *extra, *const_cts, *carry_cts], True)
+        carries = zip(live_carries(loop.body), self.tolerances, init, outs, strict=False)
+        for k, (live, tolerance, start, back_at_start) in enumerate(carries):
             if live:
                 jax.debug.callback(functools.partial(self.compare, k, tolerance), at_start, start, back_at_start)
         cts = outs[n:]
         return cts[: len(const_cts)], cts[len(const_cts) :]
 
     def compare(self, k: int, tolerance: float, at_start: Array, first: Array, last: Array) -> None:
-        """Raise ValueError if the inverse did not lead back to the start of the loop.
+        """Raise ValueError if the inverse does not lead back to the initial carry.
 
-        An example that has already ended in an outer loop takes no step back: its values have no meaning.
+        If an example has ended in an outer loop, it takes no step back, and its values have no meaning.
         """
         start, end = np.asarray(first), np.asarray(last)
         if not at_start or np.allclose(end, start, tolerance, tolerance, equal_nan=True):
@@ -140,16 +141,13 @@ class Inverted(Strategy):
 
 
 def _traced(inverse: Callable[[Any], Any], tree: Any, leaves: Sequence[Any], body: Any) -> tuple[Any, Sequence[Array]]:
-    """Return the jaxpr of the inverse of a body, and the values that it closes over.
-
-    These include the leaves of the carry that are arrays.
-    """
+    """Return the jaxpr of the inverse, and its free variables, including the leaves of the carry that are arrays."""
     types = [body.out_avals[x] if isinstance(x, Carry) else jax.typeof(x) for x in leaves]
     carry = jax.tree.unflatten(tree, types)
     check_inverse_type("while_loop", jax.eval_shape(inverse, carry), carry)
-    # The inverse is traced as the body of a loop of JAX, which traces a function once. That loop does not carry what
-    # the function returns unchanged: so a value below is an array, or the number of a carry, before the step or
-    # (negative) after it.
+    # We trace the inverse as the body of a loop of JAX, which traces a function once. That loop does not carry a leaf
+    # that the function returns unchanged. So a value below is an array, or the number of a carry: before the step or,
+    # if negative, after it.
     jaxpr = jax.make_jaxpr(lambda carry: lax.while_loop(for_ever, inverse, carry))(carry)
     loops: list[tuple[Any, list[Any]]] = []
 
@@ -163,36 +161,36 @@ def _traced(inverse: Callable[[Any], Any], tree: Any, leaves: Sequence[Any], bod
     # A value that the body returns unchanged is not a carry of the loop, whatever the inverse returns for it.
     outs = [out for x, out in zip(leaves, outs, strict=True) if isinstance(x, Carry)]
     types = list(body.out_avals)
-    if not loops:  # it returns all as it was
+    if not loops:  # the inverse returns all leaves unchanged
         return _composed(body, (), tuple(outs), tuple(types)), ()
     ((back, values),) = loops
     closed_over = [x for x in values if not isinstance(x, Carry)]
-    places = tuple(x if isinstance(x, Carry) else None for x in values)
-    return _composed(back, places, tuple(outs), tuple(types), tuple(map(jax.typeof, closed_over))), closed_over
+    numbers = tuple(x if isinstance(x, Carry) else None for x in values)
+    return _composed(back, numbers, tuple(outs), tuple(types), tuple(map(jax.typeof, closed_over))), closed_over
 
 
 @_compat.cached
 def _composed(
-    back: Any, places: Sequence[Any], outs: Sequence[Any], types: Sequence[Any], closed_over: Any = ()
+    back: Any, numbers: Sequence[Any], outs: Sequence[Any], types: Sequence[Any], closed_over: Any = ()
 ) -> Any:
-    """Return the inverse as a function of what it closes over and of all carries, from the body of JAX's loop."""
+    """Return the inverse as a function of its free variables and of all carries, from the body of JAX's loop."""
 
     def f(closed_over: Sequence[Array], carry: Sequence[Array]) -> list[Array]:
         rest = iter(closed_over)
-        after = jaxprs.function(back)(*(next(rest) if k is None else carry[k] for k in places)) if places else []
+        after = jaxprs.function(back)(*(next(rest) if k is None else carry[k] for k in numbers)) if numbers else []
         return [carry[k] if k >= 0 else after[~k] for k in outs]
 
     return jax.make_jaxpr(f)(list(closed_over), list(types))
 
 
-def check_inverse_type(op: str, returned: Any, wanted: Any) -> None:
+def check_inverse_type(op: str, returned: Any, expected: Any) -> None:
     """Raise TypeError if an inverse does not return the types that the body returns."""
 
     def described(x: Any) -> str:
         leaves = ", ".join(f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in jax.tree.leaves(x))
         return f"{jax.tree.structure(x)} of {leaves}"
 
-    if described(returned) != described(wanted):
+    if described(returned) != described(expected):
         raise TypeError(
-            f"{op}: inverse must return what body_fun returns, {described(wanted)}, but returns {described(returned)}"
+            f"{op}: inverse must return what body_fun returns, {described(expected)}, but returns {described(returned)}"
         )

@@ -1,12 +1,12 @@
-"""Partial evaluation of one step of a loop: its linear part, and the residuals that the tape has to keep for it.
+"""Partial evaluation of one step of a loop: its linear part, and the residuals that a tape must store for it.
 
     y = ta_read(b, t - lags) * scale                     # a step
     # becomes the step, with `t` as its residual, since all steps share `lags` and `scale`, and the linear part
     dy = ta_read(db, t - lags) * scale
 
-`jax.linearize` says which values the linear part needs. The tape keeps those that differ from step to step. Values that
-all steps share are computed once. A value is recomputed if it is cheap to compute from a smaller one: a broadcast, and
-an index or a mask such as `t - lags`, from `t`.
+`jax.linearize` returns the values that the linear part needs. We compute a value once if all steps share it. If cheap
+operations compute it from a smaller value, we recompute it: a broadcast, or an index or a mask, such as `t - lags` from
+`t`. The tape stores all others.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,13 +32,13 @@ Array = jax.Array
 
 
 class FromTape(NamedTuple):
-    """A value that differs from step to step: its number among the tapes."""
+    """A value that differs from step to step: the number of its tape."""
 
     number: int
 
 
 class FromShared(NamedTuple):
-    """A value that is the same in every step: its number among the shared values."""
+    """A loop-invariant value: its number among the shared values."""
 
     number: int
 
@@ -50,41 +50,41 @@ class Constant(NamedTuple):
 
 
 class Recomputed(NamedTuple):
-    """A value that is recomputed from less: its equation."""
+    """A value that we recompute from smaller ones: its equation."""
 
     eqn: Equation
     operands: "tuple[Source, ...]"
 
 
-#: Where a residual comes from.
+#: The source of a residual.
 Source = FromTape | FromShared | Constant | Recomputed
 
 
 @dataclass(frozen=True, eq=False)
 class Linearized:
-    """A body together with the derivative of one step of it."""
+    """A body, and the derivative of one step."""
 
-    whole: Any  #: the body, which returns all residuals after its results
-    is_const: list[bool]  #: which inputs of the body are the same in every step
-    jaxpr: Jaxpr  #: the body, which returns the residuals to be taped after its results
+    whole: Any  #: the body, with all residuals after its results
+    is_const: list[bool]  #: which inputs of the body are loop-invariant
+    jaxpr: Jaxpr  #: the body, with the residuals for the tape after its results
     num_outs: int
     sources: "tuple[Source, ...]"  #: of every residual
     tree: Any  #: of the tangent function, whose leaves are the residuals
-    shared: Any  #: maps the inputs that are the same in every step to the residuals that are
-    #: For each taped residual that is the tape of an inner loop: which residual counts the steps of that loop.
+    shared: Any  #: maps the loop-invariant inputs to the loop-invariant residuals
+    #: For each taped residual that is the tape of an inner loop: which residual is the number of its steps.
     steps: tuple[int | None, ...]
     tangent_types: list[Any]  #: of the consts and carries with tangents
-    num_const_dots: int  #: how many of these are consts
+    num_const_dots: int  #: how many of these belong to consts
     of: "tuple[Any, tuple[bool, ...], tuple[bool, ...]]"  #: the arguments of `linearize`
 
     @property
     def taped(self) -> list[Any]:
-        """Types of the residuals to be kept for every step."""
+        """Types of the residuals for the tape, per step."""
         return list(self.jaxpr.out_avals)[self.num_outs :]
 
     def tangents(self, taped: Sequence[Array], shared: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
         """Return the tangents after one step from the tangents before it."""
-        made: dict[int, Array] = {}
+        recomputed: dict[int, Array] = {}
 
         def value(source: Source) -> Array:
             match source:
@@ -95,22 +95,22 @@ class Linearized:
                 case Constant(x):
                     return x
                 case Recomputed(eqn, operands):
-                    if id(eqn) not in made:
-                        (made[id(eqn)],) = jaxprs.bind(eqn, list(map(value, operands)))
-                    return made[id(eqn)]
+                    if id(eqn) not in recomputed:
+                        (recomputed[id(eqn)],) = jaxprs.bind(eqn, list(map(value, operands)))
+                    return recomputed[id(eqn)]
 
         return list(jax.tree.unflatten(self.tree, map(value, self.sources))(*tangents))
 
     @property
     def without_checkpoints(self) -> "Linearized | None":
-        """The same body without checkpoints that keep nothing and update rows; None if it has none of these."""
+        """The same body without the checkpoints that update rows and store at most reads, or None without such."""
         body, nonzero_consts, nonzero_carry = self.of
         if not jaxprs.any_equation(body, lambda eqn: registry.entry_of(eqn).kind == "checkpoint"):
             return None
         opened: list[bool] = []
 
         def opens(eqn: Equation) -> bool:
-            opened.append(_updates_and_computes_again(eqn))
+            opened.append(_updates_and_recomputes(eqn))
             return opened[-1]
 
         jaxpr = jax.make_jaxpr(registry.without_calls(body, without=opens))(*body.in_avals)
@@ -122,16 +122,18 @@ class Linearized:
         return list(self.whole.out_avals)[self.num_outs :]
 
     @property
-    def makes_most_again(self) -> bool:
-        """Return whether most bytes of the residuals are recomputed: JAX would keep them for each step.
+    def recomputes_most(self) -> bool:
+        """Whether we recompute most bytes of the residuals, which JAX would store for each step.
 
-        A number that is repeated counts as recomputed, also one that all steps share.
+        A broadcast counts as recomputed, also that of a loop-invariant number.
         """
-        made = {id(s.eqn): t for s, t in zip(self.sources, self.residuals, strict=True) if isinstance(s, Recomputed)}
-        return bytes_of(made.values()) > max(_gates.MADE_AGAIN * bytes_of(self.taped), _gates.LOGGED_BYTES)
+        recomputed = {
+            id(s.eqn): t for s, t in zip(self.sources, self.residuals, strict=True) if isinstance(s, Recomputed)
+        }
+        return bytes_of(recomputed.values()) > max(_gates.MADE_AGAIN * bytes_of(self.taped), _gates.LOGGED_BYTES)
 
     def tangents_for(self, carry: Sequence[bool]) -> list[bool]:
-        """Return which tangents those of the flagged carries depend on after any number of steps."""
+        """Return on which tangents those of the flagged carries depend after any number of steps."""
         residuals = self.residuals
 
         def f(residuals: list[Array], tangents: list[Array]) -> list[Array]:
@@ -141,7 +143,7 @@ class Linearized:
 
 
 def linearize(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence[bool]) -> Linearized:
-    """Linearize a body in the flagged consts and carries. What it takes before its consts differs from step to step."""
+    """Linearize a body in the flagged consts and carries. Its inputs before the consts differ from step to step."""
     return _linearized(body, tuple(nonzero_consts), tuple(nonzero_carry))
 
 
@@ -169,11 +171,11 @@ def _linearized(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequen
     return Linearized(
         jaxpr,
         is_const,
-        all_sources.giving([*_compat.opened(jaxpr).outvars[:num_outs], *all_sources.taped]),
+        all_sources.with_outputs([*_compat.opened(jaxpr).outvars[:num_outs], *all_sources.taped]),
         num_outs,
         sources,
         tree[-1],
-        all_sources.giving_shared(),
+        all_sources.jaxpr_of_shared(),
         all_sources.steps(all_sources.taped),
         [t.to_tangent_aval() for t in flagged(types, nonzero)],
         sum(nonzero_consts),
@@ -181,10 +183,10 @@ def _linearized(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequen
     )
 
 
-def _updates_and_computes_again(eqn: Equation) -> bool:
-    """Return whether an equation is a checkpoint that updates rows and keeps at most the rows it reads.
+def _updates_and_recomputes(eqn: Equation) -> bool:
+    """Return whether an equation is a checkpoint that updates rows and stores at most the rows it reads.
 
-    One with effects has them again when it is differentiated, and stays.
+    Differentiation repeats the effects of a checkpoint, so one with effects does not count.
     """
     if registry.entry_of(eqn).kind != "checkpoint" or (parts := _compat.checkpoint_of(eqn.params)) is None:
         return False
@@ -194,19 +196,19 @@ def _updates_and_computes_again(eqn: Equation) -> bool:
     return jaxprs.any_equation(jaxpr, lambda e: updates_rows(e.primitive))
 
 
-#: For the primitives that make tapes: maps an equation to its tapes without batch axes, and to what counts their steps.
-#: Each loop of the library adds its own.
+#: For each primitive with tapes among its results: a function of an equation that returns the tapes without batch axes,
+#: and the number of their steps. Each loop of the library adds its own.
 TAPES: dict[Primitive, Callable[[Any], tuple[Sequence[Var], Any]]] = {}
 
 
 def tapes_among(outs: Sequence[Var], tapes: Sequence[tuple[Any, int]]) -> list[Var]:
-    """Return the tapes among the last results of a loop whose first axis is the steps: those without batch axes."""
+    """Return the tapes without batch axes among the last results of a loop."""
     pairs = zip(outs[len(outs) - len(tapes) :], tapes, strict=True)
     return [v for v, (_, batch_dims) in pairs if not batch_dims]
 
 
 class Sources:
-    """Finds where the values of a jaxpr can be computed again."""
+    """Finds the sources of the values of a jaxpr."""
 
     def __init__(self, jaxpr: Jaxpr, is_const: Sequence[bool]) -> None:
         self.closed, self.jaxpr, self.is_const = jaxpr, _compat.opened(jaxpr), is_const
@@ -214,27 +216,28 @@ class Sources:
         self.uses = Uses(jaxpr)
         self.unchanging = {*inner.constvars, *flagged(inner.invars, is_const)}
         for eqn in inner.eqns:
-            known = all(isinstance(v, jex.Literal) or v in self.unchanging for v in read_by(eqn))
-            if known and not eqn.effects and not _may_raise(eqn):
+            is_invariant = all(isinstance(v, jex.Literal) or v in self.unchanging for v in read_by(eqn))
+            if is_invariant and not eqn.effects and not _may_raise(eqn):
                 self.unchanging.update(eqn.outvars)
         self.taped: dict[Any, int] = {}
         self.shared: dict[Any, int] = {}
-        self.fewest: dict[Any, int] = {}  #: by value
+        self.fewest: dict[Any, int] = {}  #: see `_fewest_bytes`
 
     def of(self, v: Any) -> Any:
+        """Return the source of a variable."""
         v = self._same(v)
         if isinstance(v, jex.Literal):
             return Constant(v.val)
         eqn = self.uses.maker(v)
         is_repeated = eqn is not None and eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
-        if is_repeated or (v not in self.unchanging and self._is_made_of_less(v)):
+        if is_repeated or (v not in self.unchanging and self._is_cheap_from_less(v)):
             return Recomputed(eqn, tuple(map(self.of, eqn.invars)))
         if v in self.unchanging:
             return FromShared(self.shared.setdefault(v, len(self.shared)))
         return FromTape(self.taped.setdefault(v, len(self.taped)))
 
     def _same(self, v: Any) -> Any:
-        """Return the variable that has had this value first, or the literal."""
+        """Return the first variable with the same value, or the literal."""
         while (eqn := self.uses.maker(v)) is not None:
             if eqn.primitive is ta_guard_p:
                 v = eqn.invars[1]
@@ -247,7 +250,7 @@ class Sources:
         return v
 
     def _part(self, eqn: Equation) -> Any:
-        """Return the array that an equation takes out of a concatenation in which it is put, if it does."""
+        """Return the operand of a concatenation that an equation slices out again, or None."""
         if eqn.primitive is not lax.slice_p or eqn.params["strides"] is not None:
             return None
         whole = self.uses.maker(self._same(eqn.invars[0]))
@@ -261,12 +264,12 @@ class Sources:
             start += part.aval.shape[axis]
         return None
 
-    def _is_made_of_less(self, v: Any) -> bool:
-        """Return whether cheap operations make a value of fewer bytes that differ from step to step."""
+    def _is_cheap_from_less(self, v: Any) -> bool:
+        """Return whether cheap operations compute a value from fewer bytes that differ from step to step."""
         return _is_exact(v) and bytes_of([v.aval]) > max(_gates.KEPT_BYTES, self._fewest_bytes(v))
 
     def _fewest_bytes(self, v: Any) -> int:
-        """Return how many bytes of each step are enough to have a value again."""
+        """Return from how many bytes per step cheap operations can recompute a value."""
         v = self._same(v)
         if isinstance(v, jex.Literal) or v in self.unchanging:
             return 0
@@ -278,15 +281,15 @@ class Sources:
                 self.fewest[v] = min(self.fewest[v], sum(map(self._fewest_bytes, operands)))
         return self.fewest[v]
 
-    def giving(self, variables: Sequence[Any]) -> Any:
-        """Return the jaxpr with those variables as its outputs."""
+    def with_outputs(self, variables: Sequence[Any]) -> Any:
+        """Return the jaxpr with these variables as its outputs."""
 
         def f(*args: Array) -> list[Array]:
             return jaxprs.interpret(self.closed, args, jaxprs.bind, outvars=variables)
 
         return jax.make_jaxpr(f)(*self.closed.in_avals)
 
-    def giving_shared(self) -> Any:
+    def jaxpr_of_shared(self) -> Any:
         """Return the jaxpr that computes the loop-invariant variables in `shared` from the invariant inputs."""
         inputs = flagged(self.jaxpr.invars, self.is_const)
 
@@ -297,11 +300,11 @@ class Sources:
 
     def compute(self, variables: Sequence[Any], values: dict[Any, Array]) -> list[Array]:
         """Compute loop-invariant variables. `values` has the invariant inputs."""
-        needed, eqns = set(variables), []
+        live, eqns = set(variables), []
         for eqn in reversed(self.jaxpr.eqns):
-            if not needed.isdisjoint(eqn.outvars):
+            if not live.isdisjoint(eqn.outvars):
                 eqns.append(eqn)
-                needed.update(v for v in read_by(eqn) if not isinstance(v, jex.Literal))
+                live.update(v for v in read_by(eqn) if not isinstance(v, jex.Literal))
         values = values | dict(zip(self.jaxpr.constvars, self.closed.consts, strict=True))
         for eqn in reversed(eqns):
             operands = [v.val if isinstance(v, jex.Literal) else values[v] for v in read_by(eqn)]
@@ -310,31 +313,31 @@ class Sources:
         return [values[v] for v in variables]
 
     def steps(self, taped: Iterable[Any]) -> tuple[int | None, ...]:
-        """Return, for each taped variable, which of them counts its steps, if it is an inner loop's tape."""
+        """Return, for each variable that is an inner loop's tape, which other one is the number of steps, else None."""
         steps_of: dict[Any, Any] = {}
         for eqn in self.jaxpr.eqns:
             if eqn.primitive in TAPES:
                 tapes, steps = TAPES[eqn.primitive](eqn)
                 steps_of |= dict.fromkeys(tapes, steps)
         taped = list(taped)
-        place = {v: k for k, v in enumerate(taped)}
+        numbers = {v: k for k, v in enumerate(taped)}
         counters = [steps_of.get(v) for v in taped]
-        return tuple(None if n is None or isinstance(n, jex.Literal) else place.get(n) for n in counters)
+        return tuple(None if n is None or isinstance(n, jex.Literal) else numbers.get(n) for n in counters)
 
 
 def _is_exact(v: Any) -> bool:
-    """Return whether a value is of integers or bools, and its size is known."""
+    """Return whether a value has integers or bools, and no symbolic size."""
     kinds = (jnp.integer, jnp.bool_)
     return any(jnp.issubdtype(v.aval.dtype, kind) for kind in kinds) and isinstance(v.aval.size, int)
 
 
 def _may_raise(eqn: Equation) -> bool:
-    """Return whether an equation may raise an error: then it must not be evaluated for a loop of no steps."""
+    """Return whether an equation may raise an error. Then we must not evaluate it for a loop of no steps."""
     if jaxprs.is_of_ours(eqn) and (may_raise(eqn.params) or jaxprs.raises_at_end(eqn)):
         return True
     return any(_may_raise(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
 
 
 def read_by(eqn: Equation) -> Sequence[Any]:
-    """Return the operands that the value of an equation depends on: of a guard the second one."""
+    """Return the operands on which the value of an equation depends: only the second one of a guard."""
     return eqn.invars[1:] if eqn.primitive is ta_guard_p else eqn.invars

@@ -5,9 +5,9 @@
     b, old = ta_swap(b, i, x)             # `old` and `i` are an entry of the log
     b = ta_write(b, i, old)               # undoes the step, later
 
-A buffer of the carry is followed through the jaxpr of a step, into branches and inner loops too. Each equation that
-updates rows of it makes a newer version, and an entry of the log. A conditional logs a slot for each branch; slots of
-branches not taken are masked. An inner loop logs its entries of every step on a tape of its own.
+We follow each buffer of the carry through the jaxpr of a step, into branches and inner loops too. An equation that
+updates rows of it returns a newer version, and adds an entry to the log. A conditional logs a slot for each branch, and
+masks the slots of branches not taken. An inner loop logs the entries of each of its steps on a tape of its own.
 """
 
 import functools
@@ -42,7 +42,7 @@ Array = jax.Array
 
 
 class BufferVersion(NamedTuple):
-    """The version of an input that an array is, by the entries of the log that lead to it."""
+    """A version of an input: the number of the input, and the entries of the log since then."""
 
     root: int
     since: tuple[int, ...] = ()
@@ -53,32 +53,33 @@ class BufferVersion(NamedTuple):
         return self._replace(since=(*self.since, *entries))
 
 
-#: A dummy, as JAX returns one for each residual of the branches that are not taken.
+#: A dummy, which JAX returns for each residual of the branches that are not taken.
 _HOLE = BufferVersion(-1)
 
-#: Puts rows back into a newer version of a buffer; with a bool, only if it is true.
+#: Puts rows back into a newer version of a buffer. The last argument is None, or a bool for whether to do so.
 PutBack = Callable[[Array, Sequence[Array], Any], Array]
 
 
 class LoggedRows(NamedTuple):
-    """Rows of the log, and how they are put back."""
+    """Rows of the log, and the function that puts them back."""
 
     root: int
     rows: list[Array]
     put_back: PutBack
-    key: Any = None  #: entries of two branches with equal keys are put back alike
-    of_loop: bool = False  #: whether these are rows of all the steps of a loop
+    key: Any = None  #: entries of two branches with equal keys have the same `put_back`
+    of_loop: bool = False  #: whether these are rows of all steps of a loop
 
 
 _Value = tuple[Array, BufferVersion | None]
+_Versions = Sequence[BufferVersion | None]  #: of the operands of an equation, or of the inputs of a jaxpr
 
 
 class Log:
-    """Evaluates jaxprs, follows the versions of their inputs, and keeps the rows that are overwritten."""
+    """Evaluates jaxprs, follows the versions of their inputs, and logs overwritten rows."""
 
     def __init__(self) -> None:
         self.entries: list[LoggedRows] = []
-        self.versions: list[tuple[Array, BufferVersion]] = []  #: all that were made
+        self.versions: list[tuple[Array, BufferVersion]] = []  #: all of them
 
     def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[_Value]) -> list[_Value]:
         return jaxprs.interpret(jaxpr, inputs, self.equation, lambda x: (x, None))
@@ -89,18 +90,18 @@ class Log:
         return outs
 
     def evaluated(self, eqn: Equation, inputs: list[_Value]) -> Iterable[_Value]:
-        p, operands, held = eqn.primitive, [x for x, _ in inputs], [v for _, v in inputs]
+        p, operands, versions_in = eqn.primitive, [x for x, _ in inputs], [v for _, v in inputs]
         if p is ta_guard_p:
-            return [(p.bind(*operands, **eqn.params), held[1])]
+            return [(p.bind(*operands, **eqn.params), versions_in[1])]
         if p is lax.optimization_barrier_p:
-            return zip(jaxprs.bind(eqn, operands), held, strict=True)
-        if _fills(eqn, held):
+            return zip(jaxprs.bind(eqn, operands), versions_in, strict=True)
+        if _fills(eqn, versions_in):
             return [(x, _HOLE) for x in jaxprs.bind(eqn, operands)]
-        held = [None if v is None or v.has_holes or v is _HOLE else v for v in held]
-        if updates_rows(p) and held[0] is not None:
-            return self.update(p, eqn.params, operands, held[0])
-        if any(v is not None for v in held):
-            outs = self.run(eqn, operands, held)
+        versions_in = [None if v is None or v.has_holes or v is _HOLE else v for v in versions_in]
+        if updates_rows(p) and versions_in[0] is not None:
+            return self.update(p, eqn.params, operands, versions_in[0])
+        if any(v is not None for v in versions_in):
+            outs = self.run(eqn, operands, versions_in)
             if outs is not None:
                 return outs
         return [(x, None) for x in jaxprs.bind(eqn, operands)]
@@ -109,7 +110,7 @@ class Log:
         self.entries.append(entry)
         return len(self.entries) - 1
 
-    def update(self, p: Any, params: Any, operands: list[Array], held: BufferVersion) -> list[_Value]:
+    def update(self, p: Any, params: Any, operands: list[Array], version: BufferVersion) -> list[_Value]:
         buffer, index, value, *where = operands
         if p in (ta_write_p, ta_swap_p):
             new, old = ta_swap_p.bind(buffer, index, value, *where, **params)
@@ -117,7 +118,7 @@ class Log:
         else:
             old = ta_read_p.bind(buffer, index, *where, **params | {"reverse": False})
             outs = [p.bind(buffer, index, value, *where, **params)]
-        # Rows are put back in the opposite order: for duplicates, what the first one overwrote stays.
+        # Put rows back in the opposite order: for duplicates, the row that the first one overwrote stays.
         back = once_checked(params) | {"reverse": not params["reverse"]}
         rows = [index, old, *where]
 
@@ -129,57 +130,55 @@ class Log:
             return ta_write_p.bind(buffer, index, old, *where, **back)
 
         key = (*sorted(back.items()), *((jnp.shape(x), jax.typeof(x).dtype) for x in rows))
-        n = self.add(LoggedRows(held.root, rows, put_back, key))
-        return [(x, None if k else held.after(n)) for k, x in enumerate(outs)]
+        n = self.add(LoggedRows(version.root, rows, put_back, key))
+        return [(x, None if k else version.after(n)) for k, x in enumerate(outs)]
 
-    def run(
-        self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]
-    ) -> Iterable[_Value] | None:
-        """Run an equation with jaxprs in which buffers are followed. Return None for any other."""
+    def run(self, eqn: Equation, operands: list[Array], versions_in: _Versions) -> Iterable[_Value] | None:
+        """Run an equation and follow buffers into its jaxprs. Return None if we cannot."""
         entry, p = registry.entry_of(eqn), eqn.primitive
         inner = registry.inlined(eqn, with_options=True)
         if inner is not None:
-            return self.evaluate(inner, list(zip(operands, held, strict=True)))
+            return self.evaluate(inner, list(zip(operands, versions_in, strict=True)))
         if entry.kind == "branches":
-            return self.branches(eqn, operands, held)
+            return self.branches(eqn, operands, versions_in)
         if entry.kind == "checkpoint" or p in (jax_primitives.custom_jvp_call_p, ta_custom_jvp_p):
-            return self.straight(entry, eqn, operands, held)
+            return self.straight(entry, eqn, operands, versions_in)
         if p is jax_primitives.scan_p:
-            return self.scan(eqn, operands, held)
+            return self.scan(eqn, operands, versions_in)
         if p is ta_while_p and taped(eqn.params["options"].max_steps):
-            return self.while_(eqn, operands, held)
+            return self.while_(eqn, operands, versions_in)
         return None
 
-    def straight(self, entry: registry.Entry, eqn: Equation, operands: Any, held: Any) -> list[_Value] | None:
-        change = _Straight(held)
+    def straight(self, entry: registry.Entry, eqn: Equation, operands: Any, versions_in: Any) -> list[_Value] | None:
+        change = _Straight(versions_in)
         outs = entry.rebuild(eqn, operands, change)
         if outs is None:
             return None
         n, rows = len(change.versions), iter(outs[len(change.versions) :])
         numbers = []
         for of_rows in change.log.entries:
-            version = held[of_rows.root]
+            version = versions_in[of_rows.root]
             assert version is not None
             numbers.append(self.add(of_rows._replace(root=version.root, rows=[next(rows) for _ in of_rows.rows])))
-        return list(zip(outs[:n], [_outside(v, held, numbers) for v in change.versions], strict=True))
+        return list(zip(outs[:n], [_outside(v, versions_in, numbers) for v in change.versions], strict=True))
 
-    def branches(self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value]:
-        held, n, change = held[1:], len(eqn.outvars), _Branches(held[1:])
+    def branches(self, eqn: Equation, operands: list[Array], versions_in: _Versions) -> list[_Value]:
+        versions_in, n, change = versions_in[1:], len(eqn.outvars), _Branches(versions_in[1:])
         arrays = registry.entry_of(eqn).rebuild(eqn, operands, change)
         assert arrays is not None
         slots = change.slots
         versions = [slots.version(o, of_branches) for o, of_branches in enumerate(zip(*change.versions, strict=True))]
         rows, numbers = iter(arrays[n:]), []
         for slot in slots.all:
-            version, mine = held[slot.root], [next(rows) for _ in range(slot.num_rows)]
-            assert version is not None  # inside, only what is followed has entries
-            numbers.append(self.add(LoggedRows(version.root, mine, slot.put_back, of_loop=slot.of_loop)))
-        return list(zip(arrays[:n], [_outside(v, held, numbers) for v in versions], strict=True))
+            version, of_slot = versions_in[slot.root], [next(rows) for _ in range(slot.num_rows)]
+            assert version is not None  # only versions have entries inside
+            numbers.append(self.add(LoggedRows(version.root, of_slot, slot.put_back, of_loop=slot.of_loop)))
+        return list(zip(arrays[:n], [_outside(v, versions_in, numbers) for v in versions], strict=True))
 
-    def scan(self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
+    def scan(self, eqn: Equation, operands: list[Array], versions_in: _Versions) -> list[_Value] | None:
         params, entry = eqn.params, registry.ENTRIES["scan"]
         [loop] = entry.bodies(params)
-        _, of_carry, _ = loop.split(held)
+        _, of_carry, _ = loop.split(versions_in)
         if not any(of_carry):
             return None
         followed = _Followed(loop.jaxpr, loop.num_consts, of_carry)
@@ -200,13 +199,13 @@ class Log:
         n = len(outs) - followed.num_rows
         return self.after_loop(followed, of_carry, outs[:n], outs[n:], [], put_back)
 
-    def while_(self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
+    def while_(self, eqn: Equation, operands: list[Array], versions_in: _Versions) -> list[_Value] | None:
         cond, body, options = (eqn.params[name] for name in ("cond", "body", "options"))
-        _, _, of_carry = options.split(held)
+        _, _, of_carry = options.split(versions_in)
         if not any(of_carry):
             return None
         cond_consts, consts, carry = options.split(operands)
-        if not options.strategy.tapes:  # it would have to know of the log
+        if not options.strategy.tapes:  # other strategies do not record a log
             options = replace(options, strategy=Tape())
         loop = Loop(cond_consts, consts, carry, cond, body, options)
         followed = _Followed(body, len(options.leading) + len(consts), of_carry)
@@ -222,65 +221,63 @@ class Log:
     def unchanged_loop(
         self, followed: "_Followed", of_carry: Any, eqn: Equation, operands: list[Array]
     ) -> list[_Value]:
-        """Run a loop that updates none of the buffers as it is."""
-        back = followed.back_by_tapes(0, True)  # of nothing
+        """Run a loop that updates none of the buffers, without a log."""
+        back = followed.back_by_tapes(0, True)  # no rows
         return self.after_loop(followed, of_carry, jaxprs.bind(eqn, operands), [], [], back)
 
     def after_loop(
         self,
         followed: "_Followed",
-        of_carry: Sequence[BufferVersion | None],
+        of_carry: _Versions,
         outs: Sequence[Array],
         rows: Sequence[Array],
         more: list[Array],
         put_back: Callable[[int], PutBack],
     ) -> list[_Value]:
-        """Return the results of a loop as versions. `rows` are those of all steps, and `more` is put before them."""
+        """Return the results of a loop with their versions. `rows` are those of all steps, and come after `more`."""
         values: list[_Value] = [(x, None) for x in outs]
         for k, version in enumerate(of_carry):
             if version is not None and followed.is_followed[k]:
-                mine = [*more, *(rows[n] for n in followed.places[k])]
-                changed = (
-                    [self.add(LoggedRows(version.root, mine, put_back(k), of_loop=True))] if followed.places[k] else []
-                )
-                values[k] = (outs[k], version.after(*changed))
+                entries = []
+                if followed.positions[k]:
+                    of_carry_rows = [*more, *(rows[n] for n in followed.positions[k])]
+                    entries = [self.add(LoggedRows(version.root, of_carry_rows, put_back(k), of_loop=True))]
+                values[k] = (outs[k], version.after(*entries))
         return values
 
 
-def _fills(eqn: Equation, held: Sequence[BufferVersion | None]) -> bool:
-    """Return whether an equation may make a dummy: an array of zeros, or one that is not initialised."""
+def _fills(eqn: Equation, versions_in: _Versions) -> bool:
+    """Return whether an equation may return a dummy: zeros, or an uninitialised array."""
     if eqn.primitive.name.startswith("empty"):
         return True
     if eqn.primitive is not lax.broadcast_in_dim_p:
         return False
     x = eqn.invars[0]
-    return held[0] is _HOLE or (isinstance(x, jex.Literal) and not x.val)
+    return versions_in[0] is _HOLE or (isinstance(x, jex.Literal) and not x.val)
 
 
-def _inside(held: Sequence[BufferVersion | None]) -> list[BufferVersion | None]:
-    return [None if v is None else BufferVersion(k) for k, v in enumerate(held)]
+def _inside(versions_in: _Versions) -> list[BufferVersion | None]:
+    return [None if v is None else BufferVersion(k) for k, v in enumerate(versions_in)]
 
 
-def _outside(
-    version: BufferVersion | None, held: Sequence[BufferVersion | None], numbers: Sequence[int]
-) -> BufferVersion | None:
-    """Return a version inside of an equation, of the operands `held`, as one outside. `numbers` has the new entries."""
+def _outside(version: BufferVersion | None, versions_in: _Versions, numbers: Sequence[int]) -> BufferVersion | None:
+    """Convert a version inside of an equation to one outside, from the versions of the operands and the new entries."""
     if version is None or version.root < 0:
         return version
-    before = held[version.root]
+    before = versions_in[version.root]
     assert before is not None
     return before.after(*(numbers[n] for n in version.since))._replace(has_holes=version.has_holes)
 
 
 class _Traced:
-    """A jaxpr that is traced once with its log. Each input in `held` is followed."""
+    """A jaxpr, traced once with its log, from the versions of its inputs."""
 
-    def __init__(self, jaxpr: Jaxpr, types: Sequence[Any], held: Sequence[BufferVersion | None]) -> None:
+    def __init__(self, jaxpr: Jaxpr, types: Sequence[Any], versions_in: _Versions) -> None:
         log = Log()
         self.entries, self.versions = log.entries, list[BufferVersion | None]()
 
         def f(*args: Array) -> tuple[list[Array], list[list[Array]]]:
-            outs = log.evaluate(jaxpr, list(zip(args, held, strict=True)))
+            outs = log.evaluate(jaxpr, list(zip(args, versions_in, strict=True)))
             self.versions += [v for _, v in outs]
             return [x for x, _ in outs], [entry.rows for entry in log.entries]
 
@@ -288,31 +285,31 @@ class _Traced:
         self.run = jaxprs.Traced(f, types)
 
 
-def followed(jaxpr: Jaxpr, held: Sequence[BufferVersion | None]) -> list[BufferVersion | None]:
-    """Return what the outputs of a jaxpr are versions of. Each input in `held` is the version of itself."""
-    return _Traced(jaxpr, list(jaxpr.in_avals), _inside(held)).versions
+def followed(jaxpr: Jaxpr, versions_in: _Versions) -> list[BufferVersion | None]:
+    """Return the versions of the outputs of a jaxpr. Each input that has a version becomes the root of a new one."""
+    return _Traced(jaxpr, list(jaxpr.in_avals), _inside(versions_in)).versions
 
 
 class _Followed(registry.Change):
-    """The body of a loop that returns its log, too: the rows overwritten in the flagged carries."""
+    """The body of a loop that also returns its log: the rows overwritten in the carries that have a version."""
 
-    def __init__(self, body: Any, num_before: int, of_carry: Sequence[BufferVersion | None]) -> None:
+    def __init__(self, body: Any, num_before: int, of_carry: _Versions) -> None:
         after = len(body.in_avals) - num_before - len(of_carry)
-        held = _inside([*[None] * num_before, *of_carry, *[None] * after])
-        self.of_step = _Traced(_compat.closed(body), list(body.in_avals), held)
+        versions_in = _inside([*[None] * num_before, *of_carry, *[None] * after])
+        self.of_step = _Traced(_compat.closed(body), list(body.in_avals), versions_in)
         self.entries: dict[int, LoggedRows] = {}
         self.of_carry: dict[int, tuple[int, ...]] = {}
-        self.places: dict[int, list[int]] = {}
+        self.positions: dict[int, list[int]] = {}
         self.types: list[Any] = []
         self.is_followed = []
         for k, version in enumerate(self.of_step.versions[: len(of_carry)]):
             self.is_followed.append(version is not None and version.root == num_before + k and not version.has_holes)
             if version is not None and self.is_followed[k]:
-                self.of_carry[k], self.places[k] = version.since, []
+                self.of_carry[k], self.positions[k] = version.since, []
                 for n in version.since:
                     self.entries[n] = self.of_step.entries[n]
                     rows = [jax.typeof(x) for x in self.entries[n].rows]
-                    self.places[k] += range(len(self.types), len(self.types) + len(rows))
+                    self.positions[k] += range(len(self.types), len(self.types) + len(rows))
                     self.types += rows
         self.num_rows = len(self.types)
 
@@ -331,7 +328,7 @@ class _Followed(registry.Change):
 
     def back_by_tapes(self, max_steps: int, reverse: bool) -> Callable[[int], PutBack]:
         def of(k: int) -> PutBack:
-            types = [self.types[n] for n in self.places[k]]
+            types = [self.types[n] for n in self.positions[k]]
 
             def run(buffer: Array, rows: Sequence[Array], active: Any) -> Array:
                 steps, *tapes = rows
@@ -351,14 +348,14 @@ class _Followed(registry.Change):
 
 
 class _Straight(registry.Change):
-    """A jaxpr in an equation, which returns its log after its results."""
+    """Changes the jaxpr of an equation to return its log after its results."""
 
-    def __init__(self, held: Sequence[BufferVersion | None]) -> None:
-        self.held = _inside(held)
+    def __init__(self, versions_in: _Versions) -> None:
+        self.versions_in = _inside(versions_in)
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         self.jaxpr, self.log = jaxpr, Log()
-        outs = self.log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
+        outs = self.log.evaluate(jaxpr, list(zip(args, self.versions_in, strict=True)))
         self.versions = [v for _, v in outs]
         return [*(x for x, _ in outs), *(x for entry in self.log.entries for x in entry.rows)]
 
@@ -374,15 +371,15 @@ class _Straight(registry.Change):
 
 
 class _Branches(registry.Change):
-    """Branches that return their log after their results: a slot has rows of those that have such an entry."""
+    """Changes branches to return their slots of the log after their results."""
 
-    def __init__(self, held: Sequence[BufferVersion | None]) -> None:
-        self.held, self.slots = _inside(held), _Slots()
+    def __init__(self, versions_in: _Versions) -> None:
+        self.versions_in, self.slots = _inside(versions_in), _Slots()
         self.versions: list[list[BufferVersion | None]] = []  #: of the results of each branch
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Any]:
         log = Log()
-        outs = log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
+        outs = log.evaluate(jaxpr, list(zip(args, self.versions_in, strict=True)))
         versions = [v for _, v in outs]
         self.slots.add(len(self.versions), log.entries, versions)
         self.versions.append(versions)
@@ -397,13 +394,13 @@ class _Branches(registry.Change):
 
 
 class _Slot:
-    """A place in the log of a conditional, for an entry of one branch or of several."""
+    """A slot in the log of a conditional, for an entry of one branch or of several."""
 
     def __init__(self, entry: LoggedRows, outputs: frozenset[int]) -> None:
         self.root, self.key, self.outputs, self.inner_put_back = entry.root, entry.key, outputs, entry.put_back
         self.of_loop = entry.of_loop
         self.types = [jax.typeof(x) for x in entry.rows]
-        self.members: dict[int, int] = {}  # the numbers of the entries, by branch
+        self.members: dict[int, int] = {}  #: the numbers of the entries, by branch
         self.num_rows = 1 + len(self.types)
 
     def takes(self, entry: LoggedRows, outputs: frozenset[int]) -> bool:
@@ -417,31 +414,31 @@ class _Slot:
         return [jnp.asarray(True), *(lax.convert_element_type(x, jnp.result_type(x)) for x in rows)]
 
     def put_back(self, buffer: Array, rows: Sequence[Array], active: Any) -> Array:
-        taken, *rows = rows
-        return self.inner_put_back(buffer, rows, taken if active is None else taken & active)
+        has_entry, *rows = rows
+        return self.inner_put_back(buffer, rows, has_entry if active is None else has_entry & active)
 
 
 class _Slots:
-    """The log of a conditional: the entries of its branches, each branch's in order."""
+    """The slots of a conditional, in an order that is the order of the entries of each branch."""
 
     def __init__(self) -> None:
         self.all: list[_Slot] = []
 
-    def add(self, branch: int, entries: Sequence[LoggedRows], outs: Sequence[BufferVersion | None]) -> None:
+    def add(self, branch: int, entries: Sequence[LoggedRows], outs: _Versions) -> None:
         at = 0
         for n, entry in enumerate(entries):
             outputs = frozenset(o for o, v in enumerate(outs) if v is not None and n in v.since)
             if not outputs:
                 continue
-            place = next((k for k in range(at, len(self.all)) if self.all[k].takes(entry, outputs)), None)
-            if place is None:
-                place = len(self.all)
+            number = next((k for k in range(at, len(self.all)) if self.all[k].takes(entry, outputs)), None)
+            if number is None:
+                number = len(self.all)
                 self.all.append(_Slot(entry, outputs))
-            self.all[place].members[branch] = n
-            at = place + 1
+            self.all[number].members[branch] = n
+            at = number + 1
 
-    def version(self, output: int, choices: Sequence[BufferVersion | None]) -> BufferVersion | None:
-        """Return what an output is a version of, given what it is in each branch; `since` are places of the log."""
+    def version(self, output: int, choices: _Versions) -> BufferVersion | None:
+        """Return the version of an output from its versions in all branches. `since` are numbers of slots."""
         if any(v is None for v in choices):
             return None
         versions = [v for v in choices if v is not None and v.root >= 0]

@@ -1,11 +1,11 @@
-"""Predication of a step of a loop, for an example that may have finished: it keeps its carry, and writes no row.
+"""Predication of a step of a loop: an example that has finished keeps its carry, and writes no row.
 
     b = lax.select(active, ta_write(b, i, x), b)             # touches all rows
     # becomes
     b = ta_write(b, i, x, where=active)
 
-The values that a finished example computes do not matter, since its carry is selected. So a buffer of the carry is
-followed through the body: as long as each of its versions comes from the one before by row ops, these get the mask.
+The other values of a finished example do not matter, because a select keeps its carry. For buffers, a select would
+touch all rows. So we follow each buffer of the carry through the body, and mask the row ops that make its versions.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ Array = jax.Array
 def step_of_active(
     body: Any, active: Array, consts: Sequence[Array], carry: Sequence[Array], batched: Sequence[bool]
 ) -> list[Array]:
-    """Return the carry after a step of `body(*consts, *carry)` if `active`, else the carry as it was.
+    """Return the carry after a step of `body(*consts, *carry)` if `active`, else the old carry.
 
-    `batched` flags the inputs of the body that differ from example to example.
+    `batched` flags the inputs of the body that have a batch axis.
     """
     inputs = [
         MaskedValue(x, None if k < len(consts) else k - len(consts), is_batched, True)
@@ -58,10 +58,10 @@ def batched_body(
     carry_batched: Sequence[bool],
     types: Sequence[Any],
 ) -> Any:
-    """Return the body of a `ta_while` for a batch of examples, which differ in the flagged consts and carries.
+    """Return the body of a `ta_while` for a batch. The flagged consts and carries have a batch axis.
 
-    `types` are the types of its consts and carries. If the predicate is batched it takes first which examples are
-    active.
+    `types` are the types of its consts and carries. If the predicate is batched, the body first takes the flags of
+    active examples.
     """
     batched = [*consts_batched, *carry_batched]
     call, num_consts = jaxprs.function(body), len(consts_batched)
@@ -79,7 +79,7 @@ def batched_body(
 
 
 def every_branch(branches: Sequence[Any], index: Array, operands: Sequence[Array]) -> list[Array]:
-    """Return the results of the branch of that index, for `jax.vmap`, under which all examples run all branches."""
+    """Return the results of the branch of an index. Under `jax.vmap`, all examples run all branches."""
     inputs = [MaskedValue(x, k, True, True) for k, x in enumerate(operands)]
     return [x.array for x in Masker(np.True_).all_branches(branches, index, inputs)]
 
@@ -88,14 +88,14 @@ class MaskedValue(NamedTuple):
     """A value in the body of a loop."""
 
     array: Array
-    carry: int | None = None  #: the carry that it is a version of
-    batched: bool = False  #: whether it differs from example to example
+    carry: int | None = None  #: the carry of which it is a version
+    batched: bool = False  #: whether it has a batch axis
     is_input: bool = False  #: whether it is an input of the step
-    is_linear: bool = False  #: whether it is the tangent of one
+    is_linear: bool = False  #: whether it is the tangent of an input
 
 
 class Masker:
-    """Evaluates jaxprs without touching a row unless `active`."""
+    """Evaluates jaxprs, and touches rows only if `active`."""
 
     def __init__(self, active: Array | np.bool) -> None:
         self.active: Any = active
@@ -126,18 +126,17 @@ class Masker:
             if outs is not None:
                 return outs
         with no_mask_reaches() if checks_rows else contextlib.nullcontext():
-            return self.as_it_is(eqn, operands)
+            return self.unmasked(eqn, operands)
 
-    def as_it_is(self, eqn: Equation, operands: list[MaskedValue]) -> list[MaskedValue]:
+    def unmasked(self, eqn: Equation, operands: list[MaskedValue]) -> list[MaskedValue]:
         operands = [self.guard(x) for x in operands]
         return _values(jaxprs.bind(eqn, [x.array for x in operands]), any(x.batched for x in operands))
 
     def guard(self, x: MaskedValue) -> MaskedValue:
-        """Guard an input of the step, so that its derivative is zero if the example is not active.
+        """Guard an input of the step: its derivative is zero if the example is not active.
 
-        In an example that has finished, the derivative may be infinite, and infinity times zero is NaN. Inputs that the
-        examples share have no separate derivative for each example. They are guarded only if they are scalars, which
-        are cheap to repeat.
+        In a finished example, the derivative may be infinite, and infinity times zero is NaN. A shared input has one
+        derivative for all examples. We guard it only if it is a scalar, which is cheap to repeat.
         """
         if not (x.is_input and jaxprs.is_inexact(jax.typeof(x.array)) and (x.batched or not jnp.ndim(x.array))):
             return x
@@ -158,7 +157,7 @@ class Masker:
         return [MaskedValue(new, operands[0].carry, True), *_values(old, True)]
 
     def run(self, eqn: Equation, operands: list[MaskedValue]) -> list[MaskedValue] | None:
-        """Run an equation whose jaxprs can be masked. Return None for any other."""
+        """Run an equation with masked jaxprs. Return None if we cannot."""
         inner, entry = registry.inlined(eqn, with_options=True), registry.entry_of(eqn)
         if inner is not None:
             return self.evaluate(inner, operands)
@@ -169,16 +168,16 @@ class Masker:
         bodies, first = entry.bodies(eqn.params), int(entry.kind == "branches")
         if first and operands[0].batched:
             index, *rest = operands
-            held = [x.carry for x in rest]
-            # If there are two versions of a buffer, neither can be passed from branch to branch.
-            rest = [x if held.count(x.carry) == 1 else x._replace(carry=None) for x in rest]
+            carries = [x.carry for x in rest]
+            # Two versions of one buffer cannot both pass from branch to branch.
+            rest = [x if carries.count(x.carry) == 1 else x._replace(carry=None) for x in rest]
             return self.all_branches([body.jaxpr for body in bodies], self.guard(index).array, rest)
         change = _Masking(self.active, operands[first:])
         outs = entry.rebuild(eqn, [x.array for x in operands], change)
         return None if outs is None else change.values(outs)
 
     def all_branches(self, branches: Sequence[Any], index: Array, operands: list[MaskedValue]) -> list[MaskedValue]:
-        """Run all branches. Only the branch of the index writes rows, and each passes the buffers on to the next."""
+        """Run all branches, one after the other on the same buffers. Only the branch of the index writes rows."""
         index = jnp.clip(index, 0, len(branches) - 1)
         results: list[list[MaskedValue]] = []
         for b, branch in enumerate(branches):
@@ -186,8 +185,8 @@ class Masker:
             results.append(outs)
             if b == 0:
                 slots = self.slots(outs, branches[1:], operands)
-            passed = {v: outs[slot] for v, slot in slots.items() if outs[slot].carry == v}
-            operands = [passed.get(x.carry, x) for x in operands]
+            versions = {v: outs[slot] for v, slot in slots.items() if outs[slot].carry == v}
+            operands = [versions.get(x.carry, x) for x in operands]
         joined = _joined([x.array for x in results[-1]], results)
         return [
             x if x.carry is not None else MaskedValue(_select(index, [r.array for r in choices]), None, True)
@@ -197,12 +196,12 @@ class Masker:
     def slots(
         self, first: Sequence[MaskedValue], others: Sequence[Any], operands: list[MaskedValue]
     ) -> dict[int | None, int]:
-        """Return in which result each carry passes from branch to branch, given the results of the first branch.
+        """Return which result of a branch is the version of each carry for the next branch.
 
-        If the first branch returns two versions of a carry, the carry is where all the other branches return one.
+        If the first branch returns two versions of a carry, choose the result for which all branches return one.
         """
-        results, held = [first], [x.carry for x in first if x.carry is not None]
-        if len(held) > len(set(held)):
+        results, carries = [first], [x.carry for x in first if x.carry is not None]
+        if len(carries) > len(set(carries)):
             change = _Masking(self.active, operands)
             for branch in others:
                 change.traced(branch, [self.active, *(x.array for x in operands)])
@@ -226,11 +225,11 @@ class Masker:
 
 
 class _MaskedSteps(registry.Change):
-    """Masks the body of a scan. `inputs` are those of a step, in which a carry is a version of itself."""
+    """Masks the body of a scan. `inputs` are those of a step, where each carry is a version of itself."""
 
     def __init__(self, active: Array, inputs: Sequence[MaskedValue]) -> None:
         self.active, self.inputs = active, inputs
-        self.carries: list[int | None] = []  #: which carries the results are versions of
+        self.carries: list[int | None] = []  #: for each result, the carry of which it is a version
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         outs = Masker(self.active).evaluate(jaxpr, _with_arrays(self.inputs, args))
@@ -239,9 +238,9 @@ class _MaskedSteps(registry.Change):
 
 
 class _Masking(registry.Change):
-    """Masks the jaxprs in an equation. There a value is a version of an operand, by its number, if that is of a carry.
+    """Masks the jaxprs of an equation, in which `carry` is the number of an operand that is a version of a carry.
 
-    If an example is not active, the derivative of such a result is that of its operand, whatever the rule says.
+    In an inactive example, the derivative of such a result is that of the operand, whatever the rule returns.
     """
 
     takes_some = False
@@ -250,7 +249,7 @@ class _Masking(registry.Change):
         self.before = [active]
         self.like = [x if x.carry is None else x._replace(carry=k) for k, x in enumerate(operands)]
         self.carries = [x.carry for x in operands]
-        self.results: list[list[MaskedValue]] = []  #: the results of each jaxpr, by their types
+        self.results: list[list[MaskedValue]] = []  #: the results of each jaxpr, with types as arrays
 
     def body(self, jaxpr: Jaxpr, *operands: Array) -> list[Array]:
         active, *args = operands
@@ -259,7 +258,7 @@ class _Masking(registry.Change):
         return [x.array for x in outs]
 
     def values(self, outs: Sequence[Array]) -> list[MaskedValue]:
-        """Return the results as values outside of the equation."""
+        """Return the results of the equation."""
         first, *others = self.results
         return self.outside(_joined(outs, self.results) if others else _with_arrays(first, outs))
 
@@ -267,7 +266,7 @@ class _Masking(registry.Change):
         return [x if x.carry is None else x._replace(carry=self.carries[x.carry]) for x in values]
 
     def carries_of(self, values: Sequence[MaskedValue]) -> list[int | None]:
-        """Return the operands that the inexact values are versions of."""
+        """Return, for each inexact value, the operand of which it is a version."""
         return [x.carry for x in flagged(values, registry.are_inexact([x.array for x in values]))]
 
     def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
@@ -280,31 +279,31 @@ class _Masking(registry.Change):
         inputs = [MaskedValue(active), *_with_arrays(self.like, args), *linear]
         leaves, _ = _evaluated(active, f, (primals, dots), inputs)
         old = {x.carry: x.array for x in inputs}
-        outs = [_kept(active, x, of.carry, old) for x, of in zip(leaves, self.results[0], strict=False)]
+        outs = [_selected(active, x, of.carry, old) for x, of in zip(leaves, self.results[0], strict=False)]
         tangents = zip(leaves[len(outs) :], self.carries_of(self.results[0]), strict=True)
-        return outs, [_kept(active, x, None if k is None else ~k, old) for x, k in tangents]
+        return outs, [_selected(active, x, None if k is None else ~k, old) for x, k in tangents]
 
     def forward(self, f: Callable[..., Any], *operands: Array) -> Any:
         active, *args = operands
         inputs = [MaskedValue(active), *_with_arrays(self.like, args)]
         leaves, tree = _evaluated(active, f, operands, inputs)
         old = {x.carry: x.array for x in inputs}
-        outs = [_kept(active, x, of.carry, old) for x, of in zip(leaves, self.results[0], strict=False)]
+        outs = [_selected(active, x, of.carry, old) for x, of in zip(leaves, self.results[0], strict=False)]
         return outs, jax.tree.unflatten(tree, [x.array for x in leaves])[1]
 
     def backward(
-        self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]
+        self, f: Callable[..., Any], before: Sequence[Array], residuals: Any, cts: list[Array]
     ) -> tuple[list[Array], Any]:
         numbers, old = self.carries_of(self.results[0]), dict[int | None, Array]()
         for k, ct in zip(numbers, cts, strict=True):
             old[k] = old[k] + ct if k in old else ct
-        inputs = [MaskedValue(x, None, True, True) for x in (*jax.tree.leaves(kept), *cts)]
+        inputs = [MaskedValue(x, None, True, True) for x in (*jax.tree.leaves(residuals), *cts)]
         for n, k in enumerate(numbers, len(inputs) - len(cts)):
             inputs[n] = inputs[n]._replace(carry=k if numbers.count(k) == 1 else None)
-        leaves, tree = _evaluated(before[0], f, (kept, cts), inputs)
+        leaves, tree = _evaluated(before[0], f, (residuals, cts), inputs)
         operands = flagged(range(len(self.like)), registry.are_inexact([x.array for x in self.like]))
         _, log = jax.tree.unflatten(tree, [x.array for x in leaves])
-        return [_kept(before[0], x, k, old) for x, k in zip(leaves, operands, strict=False)], log
+        return [_selected(before[0], x, k, old) for x, k in zip(leaves, operands, strict=False)], log
 
 
 def _with_arrays(values: Sequence[MaskedValue], arrays: Sequence[Array]) -> list[MaskedValue]:
@@ -314,13 +313,13 @@ def _with_arrays(values: Sequence[MaskedValue], arrays: Sequence[Array]) -> list
 def _evaluated(
     active: Array, f: Callable[..., Any], args: Any, inputs: Sequence[MaskedValue]
 ) -> tuple[list[MaskedValue], Any]:
-    """Return the leaves of `f(*args)`, masked, and the tree of them. `inputs` are the leaves of its arguments."""
+    """Return the masked leaves of `f(*args)`, and their tree. `inputs` are the leaves of the arguments."""
     jaxpr, shape = jax.make_jaxpr(f, return_shape=True)(*args)
     return Masker(active).evaluate(jaxpr, inputs), jax.tree.structure(shape)
 
 
-def _kept(active: Array, x: MaskedValue, carry: int | None, old: dict[int | None, Array]) -> Array:
-    """Return the new version of a carry if `active`; else the old one, or zeros if there is none."""
+def _selected(active: Array, x: MaskedValue, carry: int | None, old: dict[int | None, Array]) -> Array:
+    """Return the new version of a carry if `active`, else the old one, or zeros without one."""
     if carry is None or x.carry == carry:
         return x.array
     return lax.select(active, x.array, old[carry] if carry in old else jnp.zeros_like(x.array))
@@ -331,18 +330,15 @@ def _values(arrays: Sequence[Array], batched: bool) -> list[MaskedValue]:
 
 
 def results_of_loop(outs: Sequence[Array], carry: Sequence[MaskedValue]) -> list[MaskedValue]:
-    """Return the results of a loop that takes no step unless `active`.
-
-    The first results are versions of `carry`.
-    """
+    """Return the results of a masked loop. The first ones are versions of `carry`."""
     numbers = [*(x.carry for x in carry), *[None] * (len(outs) - len(carry))]
     return [MaskedValue(x, k, True) for x, k in zip(outs, numbers, strict=True)]
 
 
 def _joined(outs: Sequence[Array], results: Sequence[Sequence[MaskedValue]]) -> list[MaskedValue]:
-    """Return the results of a conditional. A result is a version of a carry if all branches agree on that.
+    """Return the results of a conditional. A result is a version of a carry if it is in all branches: a join.
 
-    If two results are versions of one carry, neither is followed any further.
+    If two results are versions of one carry, we follow neither.
     """
     numbers = [{x.carry for x in choices} for choices in zip(*results, strict=True)]
     agreed = [v.pop() if len(v) == 1 else None for v in numbers]
@@ -354,5 +350,5 @@ def _select(index: Array, choices: Sequence[Array]) -> Array:
     return functools.reduce(lambda out, k: jnp.where(index == k, choices[k], out), cases, choices[-1])
 
 
-#: How loops pass the buffers on, each by a function of a `Masker`, an equation and its operands. Ours add their own.
+#: How to mask each loop: a function of a `Masker`, an equation and its operands. Our loops add theirs.
 LOOPS: dict[str, Callable[[Masker, Any, list[MaskedValue]], list[MaskedValue]]] = {"scan": Masker.scan}

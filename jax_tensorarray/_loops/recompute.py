@@ -1,4 +1,9 @@
-"""Rematerialization of a step: its derivative is computed from the carry before it and the rows that it read."""
+"""Rematerialization of a step: compute its derivative from the carry before it and the rows that it read.
+
+x = f(ta_read(b, k), x)
+# with the residuals `x` and `ta_read(b, k)`, and `f` again in reverse mode
+x = checkpoint(f, policy=save_reads)(ta_read(b, k), x)
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +36,6 @@ class Recompute(Tape):
 
 @_compat.cached
 def _recomputed(body: Any) -> Any:
-    """Return the body with a checkpoint: reverse mode keeps its operands and the rows that were read."""
+    """Return the body with a checkpoint: reverse mode stores its operands and the rows that it reads."""
     call = jax.checkpoint(jaxprs.function(body), policy=checkpoint_policies.save_reads)
     return jax.make_jaxpr(call)(*body.in_avals)

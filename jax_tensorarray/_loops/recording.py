@@ -4,7 +4,7 @@
     # becomes, for a body that also returns its residuals `r`
     while cond(x): x, r = body(x); tape = ta_write(tape, k, r); k += 1
 
-The tapes are carries of the new loop. `k` is the number of the step of a counted loop; any other loop carries it, too.
+The tapes are carries of the new loop. A counted loop has the number `k` of its step. Any other loop carries `k`, too.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ Array = jax.Array
 def recorded(
     loop: Loop, body: Any, num_outs: int, steps: Sequence[int | None] | None = None, *, offload: bool = False
 ) -> tuple[list[Array], Any, Array, list[Array]]:
-    """Run a loop with `body`, which returns, after its results, the values to be recorded.
+    """Run a loop with `body`, which returns the values to record after its results.
 
-    `steps` is as for `record`. Return the results, the number of steps if the loop returns it, how often the body
-    was run, and the tapes.
+    `steps` is as for `record`. Return the results, the number of steps or None as in `Loop.run`, the number of runs of
+    the body, and the tapes.
     """
     cond, options, tapes, n = loop.cond, loop.options, loop.options.tapes, len(loop.carry)
-    # A counted loop knows the number of its step. Another one carries it, between its own carry and the tapes.
+    # A counted loop has the number of its step. Another loop carries it, between its own carry and the tapes.
     start = [] if options.is_counted else [jnp.zeros((), steps_dtype(options.max_steps))]
     call, inputs, more = jaxprs.function(body), len(body.in_avals), len(start)
     before = inputs - len(tapes)

@@ -1,13 +1,13 @@
-"""`ta_replay`: the tangents of a loop that kept no tape. Its transpose visits the steps again, last to first.
+"""`ta_replay`: the tangents of a loop without a tape. Its transpose visits the steps again, from the last to the first.
 
     dy = ta_replay(f, steps, x, dx)                      # the tangent of `for k in range(steps): x = f(x)`
     # its transpose is
     for k in reversed(range(steps)):
-        x = the carry before step k                      # as the strategy finds it
+        x = the carry before step k                      # from the strategy
         ct = vjp(f, x)(ct)
 
-The strategy says how a step is reconstructed: by inverting the step after it, by running on from a checkpoint, or by
-undoing the writes of the steps after it.
+A strategy reconstructs the carry: by an inverse of the step, by running on from a checkpoint, or by undoing the writes
+of later steps.
 """
 
 import functools
@@ -40,7 +40,7 @@ Array = jax.Array
 
 @dataclass(frozen=True)
 class Replay:
-    """A loop whose steps can be visited again. Its fields are the parameters of `ta_replay`, besides the strategy."""
+    """A loop whose steps a strategy visits again. The fields and the strategy are the parameters of `ta_replay`."""
 
     body: Any  #: of a `ta_while`
     batch_dims: int  #: of its predicate
@@ -67,16 +67,16 @@ class Replay:
         return replace(self, body=body, batch_dims=self.batch_dims + pred_batched)
 
     def step(self, k: Array, steps: Array, consts: Sequence[Array], carry: Sequence[Array]) -> list[Array]:
-        """Return the carry after step `k`, for the examples that take it."""
+        """Return the carry after step `k`."""
         return jaxprs.function(self.primal)(*self.leading(k, steps), *consts, *carry)
 
     @property
     def primal(self) -> Any:
-        """The body for steps that are only run. These may be differentiated again."""
+        """The body for steps that are run and not pulled back. It has derivatives, too."""
         return primal_body(self.body, self.nonzero)
 
     def leading(self, k: Array, steps: Array) -> list[Array]:
-        """Return what the body takes before its consts in step `k`: which examples are active, if it asks."""
+        """Return the inputs of the body before its consts in step `k`: the active examples, for a batched predicate."""
         return [k < steps] if self.batch_dims else []
 
     def pull_back(
@@ -92,7 +92,7 @@ class Replay:
     def pull_back_by_tape(
         self, steps: Array, consts: Sequence[Array], init: Sequence[Array], const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
-        """Return what a strategy's `pull_back` does, by a loop that has every derivative and keeps a tape for them."""
+        """Do the same as the `pull_back` of a strategy, by a loop with a tape that has every derivative."""
 
         def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
             return jaxprs.function(self.body)(*self.leading(k, steps), *rest)
@@ -105,7 +105,7 @@ class Replay:
     def _pulled_back(
         self, after: Callable[..., list[Array]], consts: Any, carry: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
-        """Return the cotangents of the consts, added to the given ones, and of the carry before `after`."""
+        """Return the cotangents of the consts, added to `const_cts`, and of the carry before `after`."""
 
         def f(some_consts: list[Array], some_carry: list[Array]) -> tuple[list[Array], list[Array]]:
             outs = after(merge(some_consts, self.nonzero_consts, consts), merge(some_carry, self.nonzero_carry, carry))
@@ -117,9 +117,9 @@ class Replay:
 
 @_compat.cached
 def primal_body(body: Any, nonzero: Sequence[bool]) -> Any:
-    """Return a body as `jax.linearize` runs it, by the forward rules of `custom_vjp`s. Flags are for its last inputs.
+    """Return a body with the forward rule of each `custom_vjp`, from `jax.linearize` in the flagged last inputs.
 
-    A function with such rules cannot be differentiated in forward mode, but its derivative in reverse mode can.
+    JAX cannot differentiate a `custom_vjp` in forward mode, but it can differentiate the forward rule.
     """
     if not jaxprs.any_equation(body, lambda eqn: eqn.primitive is jax_primitives.custom_vjp_call_p):
         return body
@@ -139,7 +139,7 @@ def primal_body(body: Any, nonzero: Sequence[bool]) -> Any:
 ta_replay_p = Primitive("ta_replay")
 
 # Operands: steps, *consts, *init, *extra, *const_tangents, *carry_tangents. Results: tangents of the carry at the end.
-# `extra` are the further operands that the strategy needs.
+# `extra` are further operands of the strategy.
 
 
 def bind(operands: Sequence[Any], loop: Replay, strategy: Strategy) -> list[Array]:
@@ -161,7 +161,7 @@ def _abstract_eval(*avals: Any, strategy: Strategy, **loop: Any) -> Any:
 
 
 def all_batched(axis: Axis, body: Any, pred_batched: bool, consts_batched: Sequence[bool], types: Any) -> Any:
-    """Return the body for a batch of examples that differ in the flagged consts and in all of the carry."""
+    """Return the body for a batch. The flagged consts and the whole carry have a batch axis."""
     carry_batched = [True] * len(body.out_avals)
     return masking.batched_body(axis, body, pred_batched, consts_batched, carry_batched, list(types))
 
@@ -171,8 +171,8 @@ def counted(
 ) -> list[Array]:
     """Return the carry after `step(k, steps, *consts, *carry)` for every k."""
     types = map(jax.typeof, [steps, *consts, *carry])
-    # Going back, a step is run again for its derivative, which does not need its last write. XLA would keep the write,
-    # since it may raise, and copy the buffer for it. But it did not raise when the loop went forward.
+    # The derivative of a step does not need the last write of the step. XLA would not remove that write, because it may
+    # raise, and copy the buffer for it. But it did not raise in the forward loop, so we remove it.
     body = jaxprs.pruned(jax.make_jaxpr(step)(counter(largest(steps)), *types))
     return count(largest(steps), [steps, *consts], carry, body=body, max_steps=loop.max_steps, reverse=reverse)
 
@@ -190,22 +190,22 @@ def _run(*operands: Array, strategy: Strategy, **params: Any) -> list[Array]:
 
 
 def _jvp(primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
-    # A derivative of a derivative: the loop of primals and tangents has a tape.
+    # A second derivative: the loop of primals and tangents has a tape.
     nonzero = [not is_zero(t) for t in tangents]
     return jaxprs.jvp_of_some(functools.partial(_run, **params), primals, nonzero, flagged(tangents, nonzero))
 
 
-def _pruned_for(used: Sequence[bool], num_operands: int, *, strategy: Strategy, **params: Any) -> Pruned:
-    """Return the loop of the tangents that those of the flagged carries depend on."""
+def _pruned_for(live: Sequence[bool], num_operands: int, *, strategy: Strategy, **params: Any) -> Pruned:
+    """Return the loop of the tangents on which the live results depend."""
     loop = Replay(**params)
-    known, num_dots = num_operands - sum(loop.nonzero), sum(loop.nonzero_consts)
-    if all(used):
-        return Pruned([True] * num_operands, list(used), {**params, "strategy": strategy}, loop.body.effects)
-    tangents = linearize(loop.body, loop.nonzero_consts, loop.nonzero_carry).tangents_for(used)
+    num_primals, num_dots = num_operands - sum(loop.nonzero), sum(loop.nonzero_consts)
+    if all(live):
+        return Pruned([True] * num_operands, list(live), {**params, "strategy": strategy}, loop.body.effects)
+    tangents = linearize(loop.body, loop.nonzero_consts, loop.nonzero_carry).tangents_for(live)
     smaller = replace(loop, nonzero=tuple(merge(tangents, loop.nonzero, [False] * len(loop.nonzero))))
     _, _, _, extra, _, _ = _split([True] * num_operands, loop)
     strategy, extra = strategy.with_tangents(tangents[:num_dots], tangents[num_dots:], extra)
-    operands = [*[True] * (known - len(extra)), *extra, *tangents]
+    operands = [*[True] * (num_primals - len(extra)), *extra, *tangents]
     return Pruned(operands, tangents[num_dots:], {**vars(smaller), "strategy": strategy}, loop.body.effects)
 
 
@@ -213,14 +213,14 @@ def _transpose(cts: Sequence[Any], *operands: Any, strategy: Strategy, **params:
     loop = Replay(**params)
     steps, consts, init, extra, const_dots, carry_dots = _split(operands, loop)
     linear = [*const_dots, *carry_dots]
-    known = [None] * (len(operands) - len(linear))
+    no_cts = [None] * (len(operands) - len(linear))
     types = [jax.typeof(x).to_tangent_aval() for x in flagged(consts, loop.nonzero_consts)]
     zeros = [ad.instantiate_zeros(ad.Zero(t)) for t in types]
     const_cts, carry_cts = strategy.pull_back(
         loop, steps, consts, init, extra, zeros, [ad.instantiate_zeros(c) for c in cts]
     )
     linear_cts = [*const_cts, *carry_cts]
-    return [*known, *(ct if ad.is_undefined_primal(x) else None for x, ct in zip(linear, linear_cts, strict=True))]
+    return [*no_cts, *(ct if ad.is_undefined_primal(x) else None for x, ct in zip(linear, linear_cts, strict=True))]
 
 
 def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, strategy: Strategy, **params: Any) -> Any:
@@ -228,10 +228,10 @@ def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, strate
     steps, consts, init, extra, const_dots, carry_dots = _split(args, loop)
     pred_batched, consts_batched, *others_batched, const_dots_batched, carry_dots_batched = _split(batched, loop)
 
-    def batched_as(xs: Sequence[Array], batched: Sequence[bool], wanted: Sequence[bool]) -> list[Array]:
-        return with_batch_axis(xs, batched, wanted, axis.size)
+    def batched_as(xs: Sequence[Array], batched: Sequence[bool], out_flags: Sequence[bool]) -> list[Array]:
+        return with_batch_axis(xs, batched, out_flags, axis.size)
 
-    # Examples share the consts whose tangents they share, and perhaps the number of steps. All else is their own.
+    # Examples may share consts, if they share the tangents, and the number of steps. All other operands are batched.
     either = merge(const_dots_batched, loop.nonzero_consts, [False] * len(consts))
     either = [value or dot for value, dot in zip(consts_batched, either, strict=True)]
     consts = batched_as(consts, consts_batched, either)
@@ -260,7 +260,7 @@ rules.register(
 
 
 def live_carries(body: Any) -> list[bool]:
-    """Return which carries must be kept: all but buffers that the body only writes rows to."""
+    """Return which carries a strategy must store: all but buffers of which the body only writes rows."""
     uses = Uses(jaxprs.pruned(body))
     inner = uses.jaxpr
 
@@ -277,8 +277,8 @@ def live_carries(body: Any) -> list[bool]:
     return [not (v.aval.ndim and only_written(v, out)) for v, out in pairs]
 
 
-#: Ops that return a newer version of a buffer and nothing else, and are linear, so that they have a transpose. The
-#: contents of the rows make no difference, not even to the derivative.
+#: Linear ops that return only a newer version of a buffer. Their derivatives do not depend on the contents of the
+#: buffer.
 _WRITES = (
     ta_write_part_p,
     ta_clear_p,

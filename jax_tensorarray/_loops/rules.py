@@ -1,7 +1,7 @@
-"""Registration of a loop, by one call: each of its rules is traced once for a body, and then evaluated.
+"""Register a loop by one call. We trace each of its rules once per body, and evaluate the trace.
 
-A rule makes new loops of new bodies. JAX compiles an equation that is run outside of jit once for its parameters, so
-the bodies must be the same objects whenever the rule is called for the same loop.
+A rule returns new loops with new bodies. Outside of jit, JAX compiles an equation once for its parameters. So for the
+same loop, a rule must return the same objects as bodies: they are in the trace, which we keep as long as the body.
 """
 
 import functools
@@ -25,16 +25,16 @@ from jax_tensorarray._types import Equation
 Array = jax.Array
 
 
-def with_batch_axis(xs: Sequence[Array], batched: Sequence[bool], wanted: Sequence[bool], size: int) -> list[Array]:
-    """Return `xs` with a batch axis where one is wanted."""
+def with_batch_axis(xs: Sequence[Array], batched: Sequence[bool], out_flags: Sequence[bool], size: int) -> list[Array]:
+    """Add a batch axis to the `xs` that lack it, if they are flagged in `out_flags`."""
     return [
-        jnp.broadcast_to(x, (size, *jnp.shape(x))) if want and not have else x
-        for x, have, want in zip(xs, batched, wanted, strict=False)
+        jnp.broadcast_to(x, (size, *jnp.shape(x))) if out and not is_batched else x
+        for x, is_batched, out in zip(xs, batched, out_flags, strict=False)
     ]
 
 
 class Pruned(NamedTuple):
-    """A loop with fewer operands and results: which ones it has, its parameters and its effects."""
+    """A loop with fewer operands and results, which are flagged, its parameters and its effects."""
 
     operands: list[bool]
     results: list[bool]
@@ -42,32 +42,32 @@ class Pruned(NamedTuple):
     effects: Any
 
     def equation(self, eqn: Equation) -> Any:
-        """Return an equation of the whole loop with fewer operands and results."""
+        """Return the equation of this loop from that of the whole loop."""
         invars, outvars = flagged(eqn.invars, self.operands), flagged(eqn.outvars, self.results)
         return eqn.replace(invars=invars, outvars=outvars, params=self.params, effects=self.effects)
 
 
-#: Prunes a loop, given the flags of the results that are used, the number of its operands, and its parameters.
+#: Prunes a loop, from the flags of the live results, the number of its operands, and its parameters.
 PrunedFor = Callable[..., Pruned]
 
 
 def _without_unused(pruned_for: PrunedFor) -> Callable[..., tuple[list[bool], Any]]:
-    """Return the rule for dead code elimination: it returns the flags of the operands left, and the equation."""
+    """Return the rule for dead code elimination: it returns the flags of the live operands, and the equation."""
 
-    def rule(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
-        eqn = args[-1]  # in 0.12 it comes after flags for the live operands
-        if not any(used) and not eqn.effects:
+    def rule(live: list[bool], *args: Any) -> tuple[list[bool], Any]:
+        eqn = args[-1]  # in 0.12 the equation comes after flags of the live operands
+        if not any(live) and not eqn.effects:
             return [False] * len(eqn.invars), None
-        part = pruned_for(used, len(eqn.invars), **eqn.params)
+        part = pruned_for(live, len(eqn.invars), **eqn.params)
         return part.operands, part.equation(eqn)
 
     return rule
 
 
 def _transpose_of_pruned(pruned_for: PrunedFor, transpose: Callable[..., Any]) -> Callable[..., Any]:
-    """Extend a transpose to results without cotangents, which it would take for zeros.
+    """Extend a transpose to results without cotangents: remove them from the loop first.
 
-    No step of these is transposed: zero times infinity would be a NaN.
+    The transpose would use zeros for them, and zero times infinity is NaN.
     """
 
     def rule(cts: Sequence[Any], *operands: Any, **params: Any) -> Any:
@@ -88,30 +88,30 @@ def register(
     bodies: Callable[[dict[str, Any]], list[registry.Body]],
     pruned_for: PrunedFor,
     batch: Callable[..., Any],
-    jvp: Callable[..., Any] | None = None,
-    transpose: Callable[..., Any] | None = None,
+    jvp: Callable[..., Any],
+    transpose: Callable[..., Any],
     run_checked: Callable[..., Any] | None = None,
     known_part: Callable[..., Pruned | None] = lambda unknown, **params: None,
     tapes: Callable[[Equation], tuple[Sequence[Var], Any]] | None = None,
     mask: Callable[..., list[masking.MaskedValue]] | None = None,
 ) -> None:
-    """Register a loop: all that JAX and this library ask of its primitive.
+    """Register a loop: all rules of its primitive, in JAX and in this library.
 
     Args:
         primitive: the primitive. Its parameters have the jaxpr of a step.
-        run: the loop in plain JAX, as a function of its operands and parameters: its meaning and its lowering.
+        run: the loop in plain JAX, a function of its operands and parameters, for evaluation and lowering.
         abstract_eval: maps types and parameters to the types of the results and the effects.
         bodies: the entry of the registry, from the parameters.
         pruned_for: see `PrunedFor`. Dead code elimination uses it, and so does the transpose.
         batch: see `batching_rule`.
         jvp: the derivative, from primals and tangents.
-        transpose: the transpose, from the cotangents and operands that `pruned_for` leaves. `differentiate` adds these
-            two if they are in another module.
-        run_checked: what `checkify` checks instead of `run`.
-        known_part: maps flags of the unknown operands, and parameters, to the loop of what does not depend on these;
-            None if that is nothing.
+        transpose: the transpose, from the cotangents and operands that `pruned_for` leaves.
+        run_checked: the loop that `checkify` checks, if it is not `run`.
+        known_part: maps flags of the unknown operands, and parameters, to the loop of the results that do not depend on
+            them, or to None.
         tapes: maps an equation to the tapes among its results and the number of their steps: see `linearize`.
-        mask: how a `Masker` runs an equation of it: see `masking`. Policies of `jax.checkpoint` see only loops with it.
+        mask: the function by which a `Masker` runs an equation of the loop: see `masking`. Only loops with it take part
+            in policies of `jax.checkpoint`.
     """
     primitive.multiple_results = True
     primitive.def_impl(functools.partial(run_alone, primitive))
@@ -123,8 +123,9 @@ def register(
     rule = _faults.named(batching_rule(primitive, batch), f"jax.vmap of a {_name(primitive)}")
     batching.fancy_primitive_batchers[primitive] = rule
     registry.ENTRIES[primitive.name] = registry.Entry("rules" if mask is None else "loop", bodies)
-    if jvp is not None and transpose is not None:
-        differentiate(primitive, pruned_for, jvp, transpose)
+    ad.primitive_jvps[primitive] = _faults.named(_jvp(jvp, primitive), f"the derivative of a {_name(primitive)}")
+    of_pruned = _transpose(_transpose_of_pruned(pruned_for, transpose), primitive)
+    ad.primitive_transposes[primitive] = _faults.named(of_pruned, f"the gradient of a {_name(primitive)}")
     if tapes is not None:
         linearize.TAPES[primitive] = tapes
     if mask is not None:
@@ -133,15 +134,6 @@ def register(
         rule = functools.partial(_partial_eval_in_checkpoint, known_part)
         pe.partial_eval_jaxpr_custom_rules[primitive] = rule
         masking.LOOPS[primitive.name] = mask
-
-
-def differentiate(
-    primitive: Primitive, pruned_for: PrunedFor, jvp: Callable[..., Any], transpose: Callable[..., Any]
-) -> None:
-    """Register the derivative and the transpose of a loop. Their traces are kept as long as the body."""
-    ad.primitive_jvps[primitive] = _faults.named(_jvp(jvp, primitive), f"the derivative of a {_name(primitive)}")
-    of_pruned = _transpose(_transpose_of_pruned(pruned_for, transpose), primitive)
-    ad.primitive_transposes[primitive] = _faults.named(of_pruned, f"the gradient of a {_name(primitive)}")
 
 
 def _name(primitive: Primitive) -> str:
@@ -187,11 +179,11 @@ def _transpose(rule: Callable[..., Any], primitive: Primitive) -> Callable[..., 
     ) -> tuple[Any, list[Any]]:
         kinds = []
 
-        def f(cts: list[Array], known: list[Array]) -> list[Array]:
-            given = merge(cts, [z is None for z in zero], [None if z is None else ad.Zero(z) for z in zero])
+        def f(cts: list[Array], primals: list[Array]) -> list[Array]:
+            all_cts = merge(cts, [z is None for z in zero], [None if z is None else ad.Zero(z) for z in zero])
             undefined = [None if t is None else ad.UndefinedPrimal(t) for t in linear]
-            operands = merge(known, [t is None for t in linear], undefined)
-            results = rule(given, *operands, **dict(params))
+            operands = merge(primals, [t is None for t in linear], undefined)
+            results = rule(all_cts, *operands, **dict(params))
             kinds.append([ct if ct is None or is_zero(ct) else True for ct in results])
             return [ct for ct, kind in zip(results, kinds[-1], strict=True) if kind is True]
 
@@ -211,15 +203,15 @@ def _transpose(rule: Callable[..., Any], primitive: Primitive) -> Callable[..., 
 def _partial_eval(
     primitive: Primitive, known_part: Callable[..., Pruned | None], trace: Any, *tracers: Any, **params: Any
 ) -> Any:
-    """Run the known part of a loop, and trace all of it for the other results."""
+    """Run the known part of a loop, and trace the whole loop for the other results."""
     unknown = [not t.is_known() for t in tracers]
-    known = known_part(unknown, **params) if any(unknown) else None
+    part = known_part(unknown, **params) if any(unknown) else None
     # With all operands known this runs the loop.
     outs = trace.default_process_primitive(primitive, tracers, params)
-    if known is None:
+    if part is None:
         return outs
-    known_outs = primitive.bind(*(t.pval.get_known() for t in flagged(tracers, known.operands)), **known.params)
-    return merge(known_outs, known.results, outs)
+    known_outs = primitive.bind(*(t.pval.get_known() for t in flagged(tracers, part.operands)), **part.params)
+    return merge(known_outs, part.results, outs)
 
 
 def _partial_eval_in_checkpoint(
@@ -229,28 +221,27 @@ def _partial_eval_in_checkpoint(
     instantiated: Sequence[bool],
     eqn: Equation,
 ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
-    """Apply the rule of `jax.checkpoint` for primitives without a rule, with a difference for effects.
+    """Apply the rule of `jax.checkpoint` for primitives without a rule, except for effects.
 
-    JAX would save all results of a loop with effects, and lose results that only a `jax.debug.callback` uses.
+    JAX would save all results of a loop with effects, and drop results that only a `jax.debug.callback` uses.
     """
     n = len(eqn.outvars)
-    needed = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
+    residuals = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
     if any(unknown):
-        known = known_part(unknown, **eqn.params)
-        if known is None:
-            return None, eqn, [True] * n, [True] * n, needed
-        return known.equation(eqn), eqn, [not there for there in known.results], [True] * n, needed
+        part = known_part(unknown, **eqn.params)
+        if part is None:
+            return None, eqn, [True] * n, [True] * n, residuals
+        return part.equation(eqn), eqn, [not is_known for is_known in part.results], [True] * n, residuals
     decision = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
     if _compat.is_saved(decision):
         return eqn, None, [False] * n, [False] * n, []
-    return eqn, eqn, [False] * n, [True] * n, needed
+    return eqn, eqn, [False] * n, [True] * n, residuals
 
 
 def batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule that JAX calls, from a rule that is traced once for a body.
+    """Return a batching rule of JAX from a rule that we trace once per body.
 
-    `rule(axis, args, batched, **params)` returns the results, and flags those that are batched. All batch axes come
-    first.
+    `rule(axis, args, batched, **params)` returns the results and flags of the batched ones. Batch axes come first.
     """
 
     @_compat.cached

@@ -1,6 +1,7 @@
-"""The strategies of reverse mode: which residuals each stores of the steps, and how it reconstructs a step from them.
+"""The strategies of reverse mode: what each stores of the steps, and how it reconstructs a step.
 
-The tape is here. `checkpoint`, `inverse`, `recompute` and `undo` have one each, and `auto` has those that choose.
+The tape is here. `checkpoint`, `inverse`, `recompute` and `undo` have one strategy each, and `auto` has those that
+choose.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,33 +48,33 @@ class Choice:
     def __str__(self) -> str:
         times, unit = (self.steps, "in all") if self.steps else (1, "per step")
         sizes = ("tape", self.tape_bytes), ("undo", self.undo_bytes)
-        kept = [f"{name} {times * n / 1e6:.3g} MB" for name, n in sizes if n]
-        amounts = f" ({', '.join(kept)} {unit})" if kept else ""
+        texts = [f"{name} {times * n / 1e6:.3g} MB" for name, n in sizes if n]
+        amounts = f" ({', '.join(texts)} {unit})" if texts else ""
         return f"{self.loop}: {self.residuals}: {self.reason}{amounts}"
 
 
 class Strategy:
     """A way to reconstruct steps in reverse mode, by two functions.
 
-    `forward` runs the loop, and returns what it stores. `pull_back` visits the steps from the last to the first: it is
-    not a function of one step, since `Checkpoint` runs on from the carries that it has, and `Undo` restores buffers
-    only, not the whole carry. All other methods have a default, for strategies that do not need them.
+    `forward` runs the loop, and returns what it stores. `pull_back` visits the steps from the last to the first. It is
+    not a function of one step, because `Checkpoint` runs on from stored carries, and `Undo` restores only buffers, not
+    the whole carry. All other methods have a default.
     """
 
-    #: Whether a tape is kept after all, unless `instead_of` returns a better strategy.
+    #: Whether the loop stores a tape, unless `instead_of` returns a better strategy.
     tapes = False
 
     #: Whether that tape is in the memory of the host.
     offload = False
 
-    #: Whether `batched` wants all of the carry batched.
+    #: Whether `batched` needs a batch axis in the whole carry.
     batches_all = False
 
     def prepare(self, body: Any, consts: Any, tree: Any, leaves: Any, source: str) -> tuple["Strategy", Any, Any]:
         """Return the strategy, the body and the consts of a loop at `source`.
 
-        `tree` and `leaves` are the user's carry. A leaf that the body returns unchanged is an array, since JAX makes a
-        const of it, and any other leaf is the number of a carry of the loop.
+        `tree` and `leaves` are the user's carry. A leaf that the body returns unchanged is an array, because JAX makes
+        it a const. Any other leaf is the number of a carry of the loop.
         """
         return self, body, consts
 
@@ -82,7 +83,7 @@ class Strategy:
         return self
 
     def has_choice(self, keeps_much: Callable[[], bool]) -> bool:
-        """Return whether a scan may be better off with this than with its tape. `keeps_much` looks at its body."""
+        """Return whether this strategy may be better for a scan than its tape. `keeps_much` analyses the body."""
         return True
 
     def choice(self, linear: Linearized, body: Any, max_steps: int) -> Choice:
@@ -90,27 +91,28 @@ class Strategy:
         return Choice(residuals=type(self).__name__, reason="the loop says so", tape_bytes=0, undo_bytes=None)
 
     def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> "Strategy | None":
+        """Return a strategy that is better than the tape, or None."""
         return None
 
     def forward(self, loop: "Loop", again: "Replay") -> tuple[list[Array], Array, list[Array], "Strategy"]:
-        """Run the loop. Return the carry, the steps taken, what else `pull_back` needs, and whose `pull_back` it is."""
+        """Run the loop. Return the carry, the steps taken, the operands `extra` of `pull_back`, and its strategy."""
         outs, steps = loop.run()
         return outs, steps, [], self
 
     def batched(self, axis: Axis, pred_batched: bool, consts_batched: Any, consts: Any, init: Any) -> "Strategy":
-        """Return the strategy for a batch of examples that differ in the flagged consts and in all of the carry."""
+        """Return the strategy for a batch. The flagged consts and the whole carry have a batch axis."""
         return self
 
     def with_tangents(
         self, consts: Sequence[bool], carry: Sequence[bool], extra: list[bool]
     ) -> tuple["Strategy", list[bool]]:
-        """Return the strategy for a loop with the flagged ones of its tangents, and which of `extra` it needs."""
+        """Return the strategy for the flagged tangents of the loop, and which operands of `extra` it needs."""
         return self, extra
 
     def pull_back(
         self, loop: "Replay", steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
-        """Return the cotangents of the consts, added to the given ones, and of the carry before the loop.
+        """Return the cotangents of the consts, added to `const_cts`, and of the carry before the loop.
 
         `carry_cts` are the cotangents of the carry after the loop.
         """

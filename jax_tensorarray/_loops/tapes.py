@@ -1,7 +1,7 @@
 """Tapes, as in reverse-mode automatic differentiation: buffers with a row for the residuals of each step of a loop.
 
-A loop carries its tapes, but they are not operands of it. They are given by their types, and made where the loop runs,
-so no equation on the way there fills or copies them.
+A loop carries its tapes, but they are no operands. Its parameters have their types, and the loop allocates them when it
+runs, so no other equation fills or copies them.
 """
 
 from collections.abc import Sequence
@@ -21,24 +21,24 @@ from jax_tensorarray._ops.write import ta_write_p
 
 Array = jax.Array
 
-#: The type of a tape, and how many batch axes come before its axis of steps.
+#: The type of a tape, and the number of batch axes before its axis of steps.
 TapeType = tuple[Any, int]
 
 
 def tapes_for(residuals: Sequence[Any], max_steps: int, offload: bool = False) -> tuple[TapeType, ...]:
-    """Return the tapes for the residuals of every step, which are given by their types.
+    """Return tapes for residuals of these types.
 
-    Residuals in host memory have their tapes there. With `offload` so do all others that are not small.
+    Residuals in host memory have their tapes there. With `offload` so do all other large ones.
     """
     types = [on_host(a) if offload and a.size * a.dtype.itemsize >= _gates.SENT_BYTES else a for a in residuals]
-    # XLA makes equal zeros once and copies them for a second tape. So no two tapes on the host have the same length. A
-    # slice is never larger than its array, so not even of a loop without steps is the tape on the host empty.
+    # XLA computes equal zeros once and copies them for a second tape, so all tapes on the host have different lengths.
+    # A slice is never larger than its array, so a tape on the host is not even empty for a loop without steps.
     lengths = [max(max_steps, 1) + k if is_on_host(a) else max_steps for k, a in enumerate(types)]
     return tuple((with_axis(a, n), 0) for a, n in zip(types, lengths, strict=True))
 
 
 def batched_tapes(tapes: Sequence[TapeType], batched: Sequence[bool], size: int) -> tuple[TapeType, ...]:
-    """Return the tapes for a batch, with a batch axis where they are flagged: others hold what all examples share."""
+    """Return the tapes for a batch. The flagged ones get a batch axis, and examples share the others."""
     return tuple((with_axis(t, size), n + 1) if b else (t, n) for (t, n), b in zip(tapes, batched, strict=True))
 
 
@@ -52,13 +52,13 @@ def avals_of(tapes: Sequence[TapeType]) -> list[Any]:
 
 
 def make(tapes: Sequence[TapeType]) -> list[Array]:
-    """Return buffers that cost nothing before they are written."""
+    """Return uninitialised tapes. Untouched rows cost nothing."""
     return [ta_host_empty(aval) if is_on_host(aval) else empty_like(aval) for aval in avals_of(tapes)]
 
 
 _PARAMS = row_params("tape", "drop", is_tape=True)
 
-#: The scope of a write to a tape, by which the doctor knows it in the compiled program.
+#: The name scope of writes to tapes. The doctor finds it in the compiled program.
 SCOPE = "ta_tape"
 
 
@@ -67,7 +67,8 @@ def record(
 ) -> list[Array]:
     """Write the residuals of step `k` to the tapes.
 
-    If a residual is the tape of an inner loop, its entry in `steps` says which residual counts the steps of that loop.
+    If a residual is the tape of an inner loop, its entry in `steps` is the number of the residual that counts its
+    steps.
     """
 
     def write(tape: Array, residual: Array, n: int | None) -> Array:
@@ -82,7 +83,7 @@ def record(
 
 
 def play_back(tapes: Sequence[Array], k: Array, steps: Sequence[int | None], types: Sequence[Any]) -> list[Array]:
-    """Read the residuals of step `k`, of those types, from the tapes."""
+    """Read the residuals of step `k`, of these types, from the tapes."""
 
     def read(tape: Array, n: int | None, aval: Any) -> Array:
         if is_on_host(jax.typeof(tape)):

@@ -1,8 +1,12 @@
-"""`jax.vmap` of JAX's own `cond`, `switch` and `while_loop` if their predicates differ from example to example.
+"""`jax.vmap` of JAX's own `cond`, `switch` and `while_loop` with batched predicates.
 
-JAX runs all branches, and the steps of finished examples, and selects between the results: of a buffer, all rows. By
-`masking` we write rows only in the examples that take a branch or go on. The results are the same, and no buffer is
-selected. We leave to JAX a conditional or loop without row ops, or with effects, and `lax.platform_dependent`.
+    b = select(p, ta_write(b, i, x), b)           # JAX: all branches run, and a select touches all rows
+    # becomes
+    b = ta_write(b, i, x, where=p)
+
+JAX runs all branches, and steps of finished examples, and selects among the results. By `masking` we write rows only in
+the examples that take a branch or go on. The results are the same, without a select of buffers. We leave to JAX a
+conditional or loop without row ops or with effects, and `lax.platform_dependent`.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +56,7 @@ def _has_batched_predicate(axis: Axis, batched: Sequence[bool], **params: Any) -
 
 
 def _is_ours(params: dict[str, Any]) -> bool:
-    """Return whether a loop or conditional has no effects inside but communication, and no branch for a platform."""
+    """Return whether a loop or conditional has no effects besides communication, and no branch for a platform."""
     return "branches_platforms" not in params and all(map(_compat.only_communicates, jaxprs.jaxprs_in(params)))
 
 
@@ -60,26 +64,26 @@ def _batching_rule(
     primitive: Primitive, rule: Callable[..., Any], has_batched_pred: Callable[..., bool]
 ) -> _compat.Replacement:
     table = batching.fancy_primitive_batchers
-    jaxs_own, ours = table[primitive], rules.batching_rule(primitive, rule)
+    jax_rule, our_rule = table[primitive], rules.batching_rule(primitive, rule)
 
     def batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
         axis = Axis(axis_data.name, axis_data.size, axis_data.spmd_name)
         has_rows = any(map(jaxprs.checks_rows, jaxprs.jaxprs_in(params)))
         if not has_rows or not has_batched_pred(axis, [d is not None for d in dims], **params):
-            return jaxs_own(axis_data, args, dims, **params)
+            return jax_rule(axis_data, args, dims, **params)
         if _is_ours(params):
             try:
-                return ours(axis_data, args, dims, **params)
+                return our_rule(axis_data, args, dims, **params)
             except Exception as error:
-                return _faults.instead(error, lambda: jaxs_own(axis_data, args, dims, **params))
+                return _faults.instead(error, lambda: jax_rule(axis_data, args, dims, **params))
         with no_mask_reaches():
-            return jaxs_own(axis_data, args, dims, **params)
+            return jax_rule(axis_data, args, dims, **params)
 
     return _compat.Replacement(table, primitive, batch)
 
 
 def batching_rules() -> list[_compat.Replacement]:
-    """Return rules for JAX's own control flow that leave to its rules what has no row ops."""
+    """Return rules for JAX's own control flow. Without row ops, they call JAX's rules."""
     return [
         _batching_rule(jax_primitives.cond_p, _cond, _has_batched_index),
         _batching_rule(jax_primitives.while_p, _while, _has_batched_predicate),

@@ -1,7 +1,9 @@
-"""`ta_while`: the loop of this library. Its trip count depends on data, or is an operand: a counted loop.
+"""`ta_while`: the loop of this library. Its trip count depends on data or, in a counted loop, is an operand.
 
-A user's loop goes on while a condition is true, and counts its steps. Its derivatives are counted loops: the trip count
-is known by then. So they can be transposed.
+    y, steps = ta_while[cond body] x              # a user's loop: it goes on while `cond` is true
+    dy = ta_while[body, counted] steps dx         # its derivative, which has a transpose
+
+A user's loop counts its steps, so its trip count is known to its derivatives. These are counted loops.
 """
 
 from collections.abc import Sequence
@@ -35,22 +37,22 @@ Array = jax.Array
 # *cond_consts, *carry to a bool, and `body` *body_consts, *carry to *carry. The last carries may be `tapes`, which are
 # no operands.
 #
-# A counted loop has no `cond`. Its only cond_const is the number of steps, of which there are at most `max_steps`. The
-# body takes first the number of its step, k = 0, 1, ..., steps - 1 or, with `reverse`, k = steps - 1, ..., 0.
+# A counted loop has no `cond`. Its only cond_const is the number of steps, at most `max_steps`. The body first takes
+# the number of its step, k = 0, 1, ..., steps - 1 or, with `reverse`, k = steps - 1, ..., 0.
 #
-# Under vmap every example may have its own end. Then the predicate is batched: the results of `cond` and the steps have
-# an element for each example, the body takes first which examples are active, and the loop goes on while any is.
+# Under vmap every example may end at another step. Then the predicate is batched: `cond` and the number of steps have
+# an element per example, the body first takes the flags of active examples, and the loop goes on while any is active.
 #
-# Steps are counted as `steps_dtype` says, and a count that its dtype cannot hold stays at the largest that it can.
+# The number of steps has the dtype `steps_dtype`. It stays at the largest number of this dtype.
 ta_while_p = Primitive("ta_while")
 
 
 class Bound(NamedTuple):
-    """The way in which the user gives a loop its `max_steps`, for messages."""
+    """The user's name for `max_steps`, for messages."""
 
     name: str = "max_steps"
     loop: str = "while_loop(cond_fun, body_fun, init_val, "
-    #: Whether its carry has the types that JAX gives it, as the program around was traced with these.
+    #: Whether the carry must have the types of JAX's loop, because the program around is traced with them.
     has_types_of_jax: bool = False
 
 
@@ -61,21 +63,21 @@ OF_WHILE_LOOP, OF_JAX = Bound(), Bound(has_types_of_jax=True)
 class WhileOptions:
     """The parameters of a loop besides its condition and body."""
 
-    max_steps: int | None  #: the loop ends after that many steps
-    source: str  #: where the loop is, for messages
+    max_steps: int | None  #: the largest number of steps
+    source: str  #: the line of the loop, for messages
     cond_nconsts: int = 0
     body_nconsts: int = 0
     batch_dims: int = 0  #: how many batch axes the predicate has
-    strategy: Strategy = field(default_factory=Tape)  #: what reverse mode keeps
+    strategy: Strategy = field(default_factory=Tape)  #: of reverse mode
     tapes: tuple[TapeType, ...] = ()
     returns_steps: bool = True  #: whether the number of steps is a result
-    error: str = ""  #: the error of a loop that needs more than `max_steps` steps; if empty, the loop just ends there
+    error: str = ""  #: the error of a loop that needs more than `max_steps` steps. If empty, the loop stops there
     bound: Bound = OF_WHILE_LOOP
-    is_counted: bool = False  #: whether it takes a given number of steps
+    is_counted: bool = False  #: whether the number of steps is an operand
     reverse: bool = False  #: whether a counted loop begins with the last step
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Split what belongs to operands: to consts of the condition, consts of the body, the carry without tapes."""
+        """Split values of the operands into those of cond_consts, of body_consts, and of the carry without tapes."""
         n = self.cond_nconsts + self.body_nconsts
         return list(operands[: self.cond_nconsts]), list(operands[self.cond_nconsts : n]), list(operands[n:])
 
@@ -87,7 +89,7 @@ class WhileOptions:
 
     @property
     def leading(self) -> list[bool]:
-        """Flags of the inputs of the body before its consts: they have no tangents, batch axes or dependences."""
+        """A False for each input of the body before its consts: it has no tangent, batch axis or dependency."""
         return [False] * (self.is_counted or self.batch_dims > 0)
 
 
@@ -102,7 +104,7 @@ class Loop(NamedTuple):
     options: WhileOptions
 
     def run(self) -> tuple[list[Array], Any]:
-        """Return the carry after the loop, and the number of steps taken, or None if it does not return it."""
+        """Return the carry after the loop, and the number of steps taken, or None if the loop does not return it."""
         outs = self.bind()
         return (outs[:-1], outs[-1]) if self.options.returns_steps else (outs, None)
 
@@ -110,7 +112,7 @@ class Loop(NamedTuple):
         """Return the results of the primitive."""
         operands = [*self.cond_consts, *self.body_consts, *self.carry]
         options = replace(self.options, cond_nconsts=len(self.cond_consts), body_nconsts=len(self.body_consts))
-        # Derivatives of refs cannot be recorded: a loop that holds refs is JAX's own.
+        # Refs have no derivatives here, so a loop with refs is JAX's own.
         bind = ta_while_p.bind if all(isinstance(jax.typeof(x), ShapedArray) for x in operands) else _run
         outs: list[Array] = bind(*operands, cond=self.cond, body=self.body, options=options)
         return outs
@@ -126,7 +128,7 @@ def count(
     reverse: bool,
     tapes: Sequence[TapeType] = (),
 ) -> list[Array]:
-    """Run a counted loop, whose body maps k, *consts, *carry to *carry. Return the carry after it."""
+    """Run a counted loop with a body from k, *consts, *carry to *carry. Return the carry after it."""
     options = WhileOptions(
         max_steps, "a derivative of a loop", tapes=tuple(tapes), returns_steps=False, is_counted=True, reverse=reverse
     )
@@ -134,7 +136,7 @@ def count(
 
 
 def counter(steps: Array) -> Any:
-    """Return the type of the number of a step of a counted loop."""
+    """Return the type of the step number of a counted loop."""
     return jax.typeof(steps).update(weak_type=False)
 
 
@@ -143,18 +145,18 @@ def results(outs: list[Array], steps: Any) -> list[Array]:
 
 
 def steps_dtype(max_steps: int | None) -> Any:
-    """Return the dtype in which steps are counted: int32 if it can hold `max_steps`, else the widest that JAX has."""
+    """Return the dtype of the number of steps: int32 if it holds `max_steps`, else JAX's widest."""
     narrow = max_steps is not None and max_steps <= jnp.iinfo(jnp.int32).max
     return jnp.dtype(jnp.int32) if narrow else jax.dtypes.canonicalize_dtype(jnp.int64)
 
 
 def bounded(max_steps: int | None) -> bool:
-    """Return whether there is a `max_steps` that the loop can count to."""
+    """Return whether the dtype of the number of steps holds `max_steps`."""
     return max_steps is not None and max_steps <= jnp.iinfo(steps_dtype(max_steps)).max
 
 
 def taped(max_steps: int | None) -> bool:
-    """Return whether there is a `max_steps` for which a tape may have room."""
+    """Return whether a tape for `max_steps` steps is possible."""
     return bounded(max_steps) and steps_dtype(max_steps) != jnp.int64
 
 
@@ -169,7 +171,7 @@ def needs_max_steps(options: WhileOptions) -> ValueError:
 
 
 def _abstract_eval(*avals: Any, cond: Any, body: Any, options: WhileOptions) -> Any:
-    if options.error:  # it becomes a check, which is an op
+    if options.error:  # the lowering has a check, which is an op
         _compat.first_use()
     if options.is_counted:
         return [a.update(weak_type=False) if hasattr(a, "weak_type") else a for a in body.out_avals], body.effects
@@ -235,27 +237,28 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
     if error:
         number = len(outs) - len(options.tapes)
         taken, *checked = unless_cut(error, active, [taken, *outs[:number]])
-        outs = [*checked, *outs[number:]]  # tapes are read as far as the loop has taken steps, and not otherwise
+        outs = [*checked, *outs[number:]]  # nobody reads tapes beyond the steps taken
     return [*outs, taken] if returns_steps else outs
 
 
 def _run_counted(steps: Array, consts: Sequence[Array], carry: Sequence[Array], body: Any, reverse: bool) -> Any:
-    """Run a counted loop. Rows of tapes on the host are fetched one step before they are needed."""
+    """Run a counted loop. Each step fetches the rows of tapes on the host for the next one."""
     fetched = _reads_of_host(body, len(consts))
 
     def number(n: Array) -> Array:
         return steps - 1 - n if reverse else n
 
     def fetch(n: Array) -> list[Array]:
-        # After the last step this fetches the row of another step, which is not used.
-        return [ta_host_read(consts[place], number(n), **params) for place, params in fetched.values()]
+        # After the last step, nobody uses the fetched row.
+        return [ta_host_read(consts[k], number(n), **params) for k, params in fetched.values()]
 
     def step(state: Any) -> Any:
         n, rows, carry = state
-        here = dict(zip(fetched, rows, strict=True))
+        row_of = dict(zip(fetched, rows, strict=True))
 
         def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
-            return [here[eqn.outvars[0]]] if eqn.outvars and eqn.outvars[0] in here else jaxprs.bind(eqn, operands)
+            is_fetched = eqn.outvars and eqn.outvars[0] in row_of
+            return [row_of[eqn.outvars[0]]] if is_fetched else jaxprs.bind(eqn, operands)
 
         args = [number(n), *consts, *carry]
         outs = jaxprs.interpret(body, args, equation) if fetched else jaxprs.function(body)(*args)
@@ -266,7 +269,7 @@ def _run_counted(steps: Array, consts: Sequence[Array], carry: Sequence[Array], 
 
 
 def _reads_of_host(body: Any, num_consts: int) -> dict[Any, tuple[int, dict[str, Any]]]:
-    """Map each row that a body reads from a tape on the host to the number of the tape's const and the parameters."""
+    """Map each row that a body reads from a tape on the host to the number of the const, and to the parameters."""
     inner = _compat.opened(body)
     step, *consts = inner.invars[: 1 + num_consts]
     return {
@@ -277,12 +280,12 @@ def _reads_of_host(body: Any, num_consts: int) -> dict[Any, tuple[int, dict[str,
 
 
 def copied(x: Any) -> Any:
-    """Return a copy of a ref: JAX's loop drops what the last evaluation of its condition writes."""
+    """Copy a ref: JAX's loop drops the writes of the last evaluation of its condition."""
     return jax.new_ref(x[...]) if isinstance(x, jax.Ref) else x
 
 
 def _may_be_repeated(cond: Any) -> bool:
-    """Return whether a condition may be evaluated once more, after the loop: it takes no time, or writes to refs."""
+    """Return whether we may evaluate a condition once more after the loop: it takes no time, or writes to refs."""
     if _compat.has_callbacks(cond):
         return False
     if not all(isinstance(t, ShapedArray) for t in cond.in_avals):
@@ -292,16 +295,16 @@ def _may_be_repeated(cond: Any) -> bool:
 
 
 def unless_cut(error: str, active: Array, results: Sequence[Any]) -> list[Any]:
-    """Return the results of a loop, each made to raise an error if a step would have followed.
+    """Return the results of a loop behind a check that raises if the loop needs more steps.
 
-    If no error can be raised, as on a TPU, they are the results of the steps taken.
+    On a TPU, which cannot raise, they are the results after the steps taken.
     """
     checked = ta_check(jnp.where(jnp.any(active), 1, 0), 1, mode="error", op=TEXT + error)
     return [after_check(checked, x) for x in results]
 
 
 def _varying_as_predicate(predicate: Any, consts: Sequence[Array], carry: Sequence[Array]) -> Sequence[Array]:
-    """Return the carry, which the predicate selects, varying over whichever axes of a mesh the predicate does."""
+    """Make the carry vary over all axes of a mesh over which the predicate varies, because that selects the carry."""
 
     def step(axes: frozenset[Any]) -> tuple[frozenset[Any], Sequence[Array]]:
         varying = [varying_over(x, axes) for x in carry]
@@ -312,15 +315,15 @@ def _varying_as_predicate(predicate: Any, consts: Sequence[Array], carry: Sequen
 
 
 def _is_evaluated_twice(cond: Any) -> bool:
-    """Return whether a batched condition, with its callbacks, is evaluated twice per step, as in JAX's own loop."""
+    """Return whether to evaluate a batched condition, with its callbacks, twice per step, like JAX's own loop."""
     if _compat.has_callbacks(cond):
         return not _compat.has_ordered_effects(cond)
     return not jaxprs.has_row_ops(cond)
 
 
-# Part of a loop is unknown only if its tangents are deferred, for reverse mode or jax.linearize. With max_steps the
-# tangents are a loop of their own by then. Without max_steps the loop runs again, with the tangents; it has no
-# transpose, but perhaps none is needed. As for JAX's own loop, the known results come from a loop of the known carries.
+# An operand is unknown only if its tangent is deferred, for reverse mode or jax.linearize. With max_steps the tangents
+# are already another loop. Without max_steps the loop runs again with the tangents. It has no transpose, but perhaps
+# the program needs none. As for JAX's own loop, the known results come from a loop of the known carries.
 
 
 def _effects(cond: Any, body: Any) -> set[Any]:
@@ -328,7 +331,7 @@ def _effects(cond: Any, body: Any) -> set[Any]:
 
 
 def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> Pruned:
-    """Return the loop of the carries flagged in `carry`, which has the tapes last, and of the consts in `operands`."""
+    """Return the loop of the carries flagged in `carry`, tapes last, and of the consts flagged in `operands`."""
     cond_consts, consts, _ = options.split(operands)
     n = len(carry) - len(options.tapes)
     tapes = tuple(flagged(options.tapes, carry[n:]))
@@ -339,11 +342,11 @@ def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any,
 
 
 def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> Pruned | None:
-    """Return the loop of what does not depend on unknown operands; None if its end does, or if it keeps no tape.
+    """Return the loop of the carries that do not depend on unknown operands.
 
-    A counted loop is not split. Its tangents are a loop of their own.
+    Return None if the condition depends on them, without a tape, and for a counted loop: its tangents are another loop.
     """
-    if options.is_counted or not options.strategy.tapes:  # a strategy without a tape refers to all of the carry
+    if options.is_counted or not options.strategy.tapes:  # other strategies use the whole carry
         return None
     cond_consts, consts, carry = options.split(unknown)
     consts, carry = [*options.leading, *consts], [*carry, *[False] * len(options.tapes)]
@@ -355,15 +358,15 @@ def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions)
     return _part([not x for x in unknown], [not x for x in carry], cond, body, options)
 
 
-def pruned_for(used: Sequence[bool], num_operands: int, cond: Any, body: Any, options: WhileOptions) -> Pruned:
-    """Return the loop of the carries that the flagged results and the end depend on. All of it if it keeps no tape."""
+def _pruned_for(live: Sequence[bool], num_operands: int, cond: Any, body: Any, options: WhileOptions) -> Pruned:
+    """Return the loop of the carries on which the live results and the condition depend: all without a tape."""
     if not options.strategy.tapes:
         params = {"cond": cond, "body": body, "options": options}
-        return Pruned([True] * num_operands, [True] * len(used), params, _effects(cond, body))
+        return Pruned([True] * num_operands, [True] * len(live), params, _effects(cond, body))
     a, m, first, num_carry = options.cond_nconsts, options.body_nconsts, len(options.leading), len(body.out_avals)
     read = [True, *[False] * num_carry] if options.is_counted else jaxprs.part_of(cond, (True,))[1]
-    live = jaxprs.read_for(body, [x or y for x, y in zip(used[:num_carry], read[a:], strict=True)])
-    consts, carry = live[first : first + m], live[first + m :]
+    inputs = jaxprs.read_for(body, [x or y for x, y in zip(live[:num_carry], read[a:], strict=True)])
+    consts, carry = inputs[first : first + m], inputs[first + m :]
     operands = [*read[:a], *consts, *carry[: len(carry) - len(options.tapes)]]
     if not options.is_counted:
         cond, _ = jaxprs.part_of(cond, (True,), (*read[:a], *carry))
@@ -379,7 +382,7 @@ def _batch(
     ends_differ = options.is_counted and cond_consts_batched[0]
     if ends_differ:
         (steps,) = cond_consts
-        body = _ending_by_itself(body, [*consts_batched, *[True] * len(body.out_avals)])
+        body = _ending_early(body, [*consts_batched, *[True] * len(body.out_avals)])
         cond_consts, consts, consts_batched = [largest(steps)], [steps, *consts], [True, *consts_batched]
     init_batched += [False] * len(options.tapes)
     of_consts = [*options.leading, *consts_batched]
@@ -404,11 +407,10 @@ def _batch(
     return outs, [*carry_batched, *[pred_batched] * options.returns_steps]
 
 
-def _ending_by_itself(body: Any, batched: Sequence[bool]) -> Any:
+def _ending_early(body: Any, batched: Sequence[bool]) -> Any:
     """Return the body of a counted loop for an example that ends earlier than others.
 
-    It takes, as its first const, the number of steps of the example. `batched` flags the inputs after `k` that differ
-    from example to example.
+    Its first const is the number of steps of the example. `batched` flags the inputs after `k` with a batch axis.
     """
     k, *types = body.in_avals
     num_consts = len(types) - len(body.out_avals)
@@ -421,7 +423,7 @@ def _ending_by_itself(body: Any, batched: Sequence[bool]) -> Any:
 
 
 def _check_effects(cond: Any, body: Any) -> None:
-    """Raise the error of JAX's loop for effects: an example that has ended must not have any."""
+    """Raise the error of JAX's loop for effects, which an example that has ended must not have."""
     if _compat.has_unordered_io(cond) or _compat.has_unordered_io(body):
         raise NotImplementedError("Unordered IO effects not supported in while_loop with batched predicate")
 
@@ -452,7 +454,7 @@ def _masked(
 
 
 def of_jax(params: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the parameters of a `ta_while` that is a `while` of JAX, from those."""
+    """Return the parameters of a `ta_while` from those of JAX's `while`."""
     options = WhileOptions(None, source, params["cond_nconsts"], params["body_nconsts"], returns_steps=False)
     return {"cond": params["cond_jaxpr"], "body": params["body_jaxpr"], "options": options}
 
@@ -473,13 +475,27 @@ def _tapes(eqn: Equation) -> tuple[list[Var], Any]:
     return linearize.tapes_among(outs, options.tapes), steps
 
 
+def _jvp(primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
+    from jax_tensorarray._loops import derivatives  # made of these loops
+
+    return derivatives.jvp(primals, tangents, **params)
+
+
+def _transpose(cts: Sequence[Any], *operands: Any, **params: Any) -> Any:
+    from jax_tensorarray._loops import derivatives  # made of these loops
+
+    return derivatives.transpose(cts, *operands, **params)
+
+
 rules.register(
     ta_while_p,
     run=_run,
     abstract_eval=_abstract_eval,
     bodies=_bodies,
-    pruned_for=pruned_for,
+    pruned_for=_pruned_for,
     batch=_batch,
+    jvp=_jvp,
+    transpose=_transpose,
     run_checked=_run_checked,
     known_part=_known,
     tapes=_tapes,
