@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 
 def value_of(variable: str, allowed: Sequence[str], default: str) -> str:
-    """Return the value of a variable. One that is unset or empty has the default.
+    """Return the value of a variable, or the default if it is unset or empty.
 
     Raises:
         ValueError: the value is none of the allowed ones. The message lists them.
     """
-    found = os.environ.get(variable) or default
-    if found not in allowed:
-        raise ValueError(f"{variable} must be one of {', '.join(allowed)}, got {found!r}")
-    return found
+    value = os.environ.get(variable) or default
+    if value not in allowed:
+        raise ValueError(f"{variable} must be one of {', '.join(allowed)}, got {value!r}")
+    return value

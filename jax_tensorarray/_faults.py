@@ -1,4 +1,4 @@
-"""Errors of this library in programs that it rewrites: the program runs as it is written, and a warning says so."""
+"""Errors of this library in programs that it rewrites: the original program runs, with a warning."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-#: An error that this library raises on purpose begins with the name of a function, a class or a variable of its own.
+#: An error that this library raises on purpose begins with the name of one of its functions, classes or variables.
 _ON_PURPOSE = re.compile(
     r"(in_place|growing|(tf\.)?\w*(loop|scan|fold[lr])|ta_\w+|Auto|Checkpoint|Inverse|Recompute|Tape|Undo): "
     r"|JAX_TENSORARRAY_"
@@ -58,10 +58,10 @@ def call_user(fun: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
 
 
 def instead(error: Exception, unchanged: Callable[[], _T], *, strict: bool = False) -> _T:
-    """Return what the unchanged program gives, after an error in a rewrite of that program, and warn.
+    """Return the results of the unchanged program after an error in its rewrite, and warn.
 
-    If the unchanged program raises an error, this error is the program's own. An error that the library raised on
-    purpose, such as one about an option, is raised again. If `strict`, so is any other one.
+    If the unchanged program raises an error, the program is wrong, and we raise that. We raise an error again that the
+    library raised on purpose, such as one about an option. If `strict`, we raise every error again.
     """
     result = unchanged()
     if _ON_PURPOSE.match(str(error)):
@@ -77,7 +77,7 @@ def instead(error: Exception, unchanged: Callable[[], _T], *, strict: bool = Fal
 
 
 def warn(error: Exception) -> None:
-    """Say that an error is a fault of this library."""
+    """Warn that an error is a fault of this library."""
     frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
     where = f" in {os.path.basename(frame.filename)}:{frame.lineno}" if frame else ""
     warnings.warn(
@@ -89,7 +89,7 @@ def warn(error: Exception) -> None:
 
 
 def level_of_user() -> int:
-    """Return the stack level of the user's code, for a warning that the caller of this function gives."""
+    """Return the stack level of the user's code, for a warning from the caller of this function."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("jax", "jax_tensorarray"):
         level, frame = level + 1, frame.f_back

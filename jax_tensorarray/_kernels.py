@@ -13,19 +13,19 @@ from jax_tensorarray import __version__, _compat
 
 PLATFORM_OF = {"_cpu": "cpu", "_cuda": "CUDA", "_rocm": "ROCM"}
 
-#: The package that `cuda13/` builds: the CUDA kernels, for a wheel of this package without them. It is found by its
-#: name, since a search for entry points takes 3 ms in every process.
+#: The package that `cuda13/` builds: the CUDA kernels, for a wheel of this package without them. We find it by its
+#: name, because a search for entry points takes 3 ms in every process.
 PLUGIN = "jax_tensorarray_cuda13"
 
-#: The modules whose kernels are registered, by platform, as lowering rules name it.
+#: The modules with registered kernels, by the platform's name in lowering rules.
 modules: dict[str, ModuleType] = {}
 
-#: Why a module could not be loaded. The main job reports it once.
+#: The errors of modules that could not be loaded. The main job reports them once.
 missing: dict[str, str] = {}
 
 
 def is_of_plugin(module: str) -> bool:
-    """Return whether a module, given by its full name, belongs to the plugin."""
+    """Return whether a module, by its full name, belongs to the plugin."""
     return module.startswith(f"{PLUGIN}.")
 
 
@@ -77,7 +77,7 @@ def check_driver(built: int, driver: int, module: str) -> None:
 def _import_plugin(name: str) -> ModuleType:
     """Import a module of the plugin.
 
-    ModuleNotFoundError means that there is no plugin, any other ImportError that something is wrong with it.
+    ModuleNotFoundError means that the plugin is not installed, any other ImportError that it does not work.
     """
     try:
         version: str = importlib.import_module(PLUGIN).__version__
@@ -94,7 +94,7 @@ def _import_plugin(name: str) -> ModuleType:
 
 
 def _import(name: str) -> ModuleType:
-    """Import the module that was built with this package, else the plugin's."""
+    """Import the module of this package, or else of the plugin."""
     try:
         return importlib.import_module(f"jax_tensorarray.{name}")
     except ModuleNotFoundError:
@@ -104,7 +104,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _load(name: str) -> None:
-    """Register the kernels of a module. A GPU module may be missing; one that does not fit only gives a warning."""
+    """Register the kernels of a module. A GPU module may be missing. One that does not fit only gives a warning."""
     try:
         module = _import(name)
         check_abi(module.ffi_api_version, _compat.ffi_api_version(), module.__name__)
@@ -129,7 +129,7 @@ def _load(name: str) -> None:
 
 
 def load() -> None:
-    """Register the kernels of every module that was built or installed. The CPU module is required."""
+    """Register the kernels of every installed module. The CPU module is required."""
     try:
         importlib.import_module("jax_tensorarray._cpu")
     except ImportError as error:
@@ -171,7 +171,7 @@ def check_errors() -> None:
     for platform, module in modules.items():
         if not hasattr(module, "has_run") or not module.has_run():
             continue
-        # JAX may not have given the GPU its work yet. A result that is an error has been raised, or will be.
+        # JAX may not have started the work of the GPU. Errors of other results have been raised, or will be.
         for array in jax.live_arrays(platform):
             with contextlib.suppress(jax.errors.JaxRuntimeError, ValueError):
                 array.block_until_ready()

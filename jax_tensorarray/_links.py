@@ -1,4 +1,4 @@
-"""Where the documentation is. There is one address, which equals `site_url` in `mkdocs.yml`."""
+"""The address of the documentation. It equals `site_url` in `mkdocs.yml`."""
 
 #: The address of the pages. Until there is a site, this is a placeholder.
 SITE = "https://example.invalid/jax_tensorarray/"
@@ -16,6 +16,6 @@ def message(tag: str) -> str:
 
 
 def why(tag: str) -> str:
-    """Return where to read about a message: its address, if there is a site, and the command that works offline."""
+    """Return the address of the section of a message, if there is a site, and the command that works offline."""
     command = f"{COMMAND} {tag}"
     return command if _PLACEHOLDER in SITE else f"{message(tag)} or {command}"

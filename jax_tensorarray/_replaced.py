@@ -1,4 +1,4 @@
-"""The patches of JAX that this library makes when it is first used.
+"""The patches of JAX at the first use of this library.
 
 The first use is a trace of a row op or of a loop with `max_steps`, or a program that `in_place` evaluates. Importing
 the library adds rules for its own primitives, and changes nothing that JAX has.
@@ -12,18 +12,18 @@ from jax_tensorarray._lowering import program
 
 
 def replacements() -> list[_compat.Replacement]:
-    """Return the replacements. Each does what JAX does, unless it is given row ops or what `in_place` has traced.
+    """Return the replacements. Each does the same as JAX, except with row ops or in programs under `in_place`.
 
-    | replaced | since |
+    | replacement | reason |
     |---|---|
-    | `lower_jaxpr_to_module`, before which come the passes of `_lowering` | only a whole program shows its order |
-    | the transposes of what runs jaxprs, such as `jit` and `scan` | JAX adds up the cotangents of reads inside, dense |
-    | the batching rules of `cond` and `while` | JAX selects between buffers where examples differ |
-    | `bind` of `scan` and `while` | a loop is repaired, or freed of steps never taken, before it is differentiated |
+    | `lower_jaxpr_to_module`: first the passes of `_lowering` run | only a whole program shows its order |
+    | the transposes of higher-order primitives, such as `jit` and `scan` | JAX adds dense cotangents of inner reads |
+    | the batching rules of `cond` and `while` | JAX selects between buffers if a predicate is batched |
+    | `bind` of `scan` and `while` | `in_place` rewrites a loop before JAX differentiates it |
 
-    The first use comes before JAX needs any of them: a row op, or a loop that raises an error at its end, is traced
-    before the jaxpr with it is lowered, transposed or batched. Only if a lowering rule traces a row op, JAX lowers a
-    module already, and no passes follow.
+    The first use comes before JAX needs any of them: JAX traces a row op, or a loop that raises an error at its end,
+    before it lowers, transposes or batches the jaxpr. The exception is a row op in the trace of a lowering rule: JAX is
+    already lowering a module, and no passes follow.
     """
     return [
         *_compat.before_lowering(program.rewritten),

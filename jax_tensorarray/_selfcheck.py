@@ -125,7 +125,7 @@ programs = (
     Program("branches", "cond: write in one branch, read in the other", _branches),
 )
 
-# --- how they are run --------------------------------------------------------------------------------------------
+# --- runs --------------------------------------------------------------------------------------------
 
 PLAIN = "plain JAX"
 #: As people write it, the same under `in_place`, and with row ops or a TensorArray.
@@ -171,10 +171,10 @@ def compiled(keys: Sequence[Key]) -> dict[Key, Any]:
 
 
 def check(program: Program, T: int, executables: dict[Key, Any]) -> str:
-    """Return in a line whether value and gradient are plain JAX's."""
-    found = {side: executables[key](key.x()) for side in SIDES for key in [Key(program, side, T)]}
-    expected, worst = found.pop(PLAIN), 0.0
-    for side, actual in found.items():
+    """Return a line that says whether value and gradient are those of plain JAX."""
+    results = {side: executables[key](key.x()) for side in SIDES for key in [Key(program, side, T)]}
+    expected, worst = results.pop(PLAIN), 0.0
+    for side, actual in results.items():
         for what, a, e in zip(("value", "gradient"), actual, expected, strict=True):
             size, difference = float(np.max(np.abs(e))), float(np.max(np.abs(a - e)))
             if not np.allclose(a, e, rtol=1e-3, atol=1e-4 * size, equal_nan=True):
@@ -188,7 +188,7 @@ def check(program: Program, T: int, executables: dict[Key, Any]) -> str:
 
 
 def measured(program: Program, side: str, sizes: Sequence[int], executables: dict[Key, Any]) -> Measured:
-    """Return the shortest times of several runs at each T, and count what the loops do to a whole buffer."""
+    """Return the shortest times of several runs at each T, and the counts of whole-buffer operations in the loops."""
     times: list[float] = []
     for key in [Key(program, side, T) for T in sizes]:
         _progress(f"timing {program.name}, T = {key.T}")
@@ -205,12 +205,12 @@ def measured(program: Program, side: str, sizes: Sequence[int], executables: dic
 
 
 def _progress(text: str) -> None:
-    """Show what is done next on the last line of a terminal."""
+    """Show the next task on the last line of a terminal."""
     if sys.stderr.isatty():
         print("\r" + text[:79].ljust(79), end="" if text else "\r", file=sys.stderr, flush=True)
 
 
-# --- what is printed ---------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------
 
 
 def table(results: dict[Program, dict[str, Measured]], sizes: Sequence[int]) -> Iterator[str]:
@@ -238,7 +238,7 @@ def table(results: dict[Program, dict[str, Measured]], sizes: Sequence[int]) -> 
             line += f" |{m.times[-1]:7.2f}{m.growth:6.1f}{copies:>7}"
             line += "" if side == PLAIN else f"{theirs / m.times[-1]:7.1f}"
         yield line
-    grown, faster, made = (
+    growth, speedup, operations = (
         [f(side) for side in SIDES]
         for f in (
             lambda side: statistics.median(m[side].growth for m in results.values()),
@@ -248,11 +248,11 @@ def table(results: dict[Program, dict[str, Measured]], sizes: Sequence[int]) -> 
     )
     yield ""
     yield from wrapped(
-        f"With {factor} times as many steps, one step takes {grown[0]:.1f} times as long in plain JAX, {grown[1]:.1f} "
-        f"times under in_place and {grown[2]:.1f} times with row ops. At T={sizes[-1]}, in_place is {faster[1]:.1f} "
-        f"times as fast as plain JAX, and row ops are {faster[2]:.1f} times as fast. These are medians of "
-        f"{len(results)} gradients. The loops of plain JAX make a whole buffer in {made[0]} places, those under "
-        f"in_place in {made[1]}, and those with row ops in {made[2]}."
+        f"With {factor} times as many steps, one step takes {growth[0]:.1f} times as long in plain JAX, "
+        f"{growth[1]:.1f} times under in_place and {growth[2]:.1f} times with row ops. At T={sizes[-1]}, in_place is {speedup[1]:.1f} "
+        f"times as fast as plain JAX, and row ops are {speedup[2]:.1f} times as fast. These are medians of "
+        f"{len(results)} gradients. The loops of plain JAX make a whole buffer in {operations[0]} places, those under "
+        f"in_place in {operations[1]}, and those with row ops in {operations[2]}."
     )
 
 

@@ -1,6 +1,6 @@
-"""Types that every folder shares, and the size of arrays by their types.
+"""Types that every folder shares, and the size of arrays from their types.
 
-A `Jaxpr` of `jax.extend.core` may be closed in every annotation: before jax 0.11 it is a `ClosedJaxpr` then.
+In every annotation a `Jaxpr` of `jax.extend.core` may be closed. Before jax 0.11 this is a `ClosedJaxpr`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ INT32_MAX = 2**31 - 1
 #: An array or nested sequences of numbers, which become one.
 Numbers = ArrayLike | Sequence[Any]
 
-#: The treatment of an index out of range: it is an error, or the row is left out.
+#: The treatment of an index out of range: an error, or skipping the row.
 Mode = Literal["error", "drop"]
 
 #: The lowering of a row op: to slices of XLA or to a kernel; "auto" chooses the faster one that is in place.

@@ -1,4 +1,4 @@
-"""Disjoint sets by union-find, for the versions of a buffer in a program and in HLO."""
+"""Disjoint sets by union-find. The sets are the versions of a buffer, in a program and in HLO."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar

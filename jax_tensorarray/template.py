@@ -47,9 +47,9 @@ def write(folder: Path, name: str) -> list[Path]:
 
 
 def files() -> list[Path]:
-    """Return the files of the template, relative to it, without what Python or a tool has left there."""
-    found = (path.relative_to(PROJECT) for path in PROJECT.rglob("*") if path.is_file())
-    return sorted(path for path in found if not any(part.endswith(("cache", "cache__")) for part in path.parts))
+    """Return the files of the template, relative to it, without caches."""
+    paths = (path.relative_to(PROJECT) for path in PROJECT.rglob("*") if path.is_file())
+    return sorted(path for path in paths if not any(part.endswith(("cache", "cache__")) for part in path.parts))
 
 
 def renamed(text: str, name: str) -> str:
@@ -88,19 +88,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "name", metavar="NAME", help="the name of the package and of its function, in lower snake case, such as my_op"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        written = write(given.folder, given.name)
+        written = write(options.folder, options.name)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    print(f"Wrote the package {given.name} into {given.folder}:\n")
+    print(f"Wrote the package {options.name} into {options.folder}:\n")
     print(*(f"  {file}" for file in written), sep="\n")
     # A path without a separator would be the name of a package on PyPI.
-    place = str(given.folder) if given.folder.is_absolute() else os.path.join(os.curdir, given.folder)
-    option = f"{given.name.upper()}_CUDA=OFF"
+    path = str(options.folder) if options.folder.is_absolute() else os.path.join(os.curdir, options.folder)
+    option = f"{options.name.upper()}_CUDA=OFF"
     print(f"\nBuild and test it. {option} leaves out the kernels for GPUs, which take minutes to compile:\n")
-    print(f"  {option} python -m pip install -e {shlex.quote(place + '[test]')}")
-    print(f"  python -m pytest {shlex.quote(place)}")
+    print(f"  {option} python -m pip install -e {shlex.quote(path + '[test]')}")
+    print(f"  python -m pytest {shlex.quote(path)}")
     print("\nBoth take about 90 seconds of CPU time. Without a GPU, one half of the tests is skipped.")
 
 

@@ -522,8 +522,8 @@ MUTANTS = {
         (
             (
                 "_array/stacked.py",
-                'left = at if where is None and mode != "drop" else jnp.where(at < 0, size, at)',
-                "left = at",
+                'new_size = at if where is None and mode != "drop" else jnp.where(at < 0, size, at)',
+                "new_size = at",
             ),
         ),
         files=("array/test_tensorarray.py",),

@@ -1,6 +1,6 @@
-"""Check and convert what users of a TensorArray pass in: indices, sizes, shapes and rows.
+"""Check and convert the arguments of a TensorArray: indices, sizes, shapes and rows.
 
-Where everything is known the messages are the same as in TensorFlow's eager TensorArray.
+For constant arguments, the messages are those of TensorFlow's eager TensorArray.
 """
 
 import math
@@ -18,12 +18,12 @@ from jax_tensorarray._ops import arguments
 
 Array = jax.Array
 
-#: Shape of a row: None for an unknown dimension, or for all of it where the rank is unknown too.
+#: The shape of a row: None for an unknown dimension, or for the whole shape if the rank is unknown, too.
 Shape = tuple[int | None, ...] | None
 
 
 def as_index(op: str, index: Any) -> Any:
-    """Return the index as a Python integer; as it is if it is traced."""
+    """Return a constant index as a Python integer, and a traced one unchanged."""
     if isinstance(index, int) and not isinstance(index, bool):
         return index
     if not is_integral(index):
@@ -39,7 +39,7 @@ def is_integral(x: Any) -> bool:
 
 
 def as_indices(op: str, indices: Any) -> Any:
-    """Return the indices as a NumPy array that is a private copy; as one of JAX if they are traced."""
+    """Return constant indices as a copy in NumPy, and traced ones as an array of JAX."""
     if any(isinstance(i, jax.core.Tracer) for i in jax.tree.leaves(indices)):
         traced = jnp.asarray(indices)
         if not jnp.issubdtype(traced.dtype, jnp.integer):
@@ -54,7 +54,7 @@ def as_indices(op: str, indices: Any) -> Any:
     if not array.size and not hasattr(indices, "dtype"):
         return array.astype(np.int32)
     if array.dtype == object and all(type(i) is int for i in array.flat):
-        return array  # some need more than 64 bits, and are out of range
+        return array  # some need more than 64 bits, so they are out of range
     if array.dtype == object:
         _raise_what_numpy_hides(indices)
     if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -65,9 +65,9 @@ def as_indices(op: str, indices: Any) -> Any:
 def options(
     op: str, name: Any, where: Any, mode: Any, shape: tuple[int, ...] = ()
 ) -> tuple[Array | np.ndarray[Any, Any] | None, str | None]:
-    """Return `where` for an index of that shape, and the mode.
+    """Return `where` for an index of this shape, and the mode.
 
-    A `where` of None takes all rows. A known one is returned as NumPy bools; otherwise it is traced.
+    None stands for all rows. Return a constant `where` as NumPy bools, and a traced one as a tracer.
     """
     check_name(op, name, "where and mode are")
     mode = arguments.as_mode(op, mode)
@@ -82,25 +82,25 @@ def options(
 
 
 def takes_none(where: Any) -> bool:
-    """Return whether a `where` from `options` is known, and takes no row."""
+    """Return whether a `where` from `options` is constant, and excludes all rows."""
     return isinstance(where, np.ndarray | np.generic) and not where.any()
 
 
 def check_name(op: str, name: Any, others: str) -> None:
-    """Check TensorFlow's `name`. It is ignored, but another argument passed in its place must not be lost."""
+    """Check TensorFlow's `name`. We ignore it, but must not ignore another argument at its position."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"{op}: name must be a string, got {_described(name)}; {others} given by keyword")
 
 
 def as_flag(op: str, name: str, flag: Any) -> bool:
-    """Return a bool that must be known while tracing."""
+    """Return a bool, which must be constant."""
     if not isinstance(flag, bool | np.bool_):
         raise TypeError(f"{op}: {name} must be True or False, got {_described(flag)}")
     return bool(flag)
 
 
 def known_size(size: Any, name: str = "size") -> int | None:
-    """Return a number of rows given to a constructor as a Python integer; None if it is traced."""
+    """Return the number of rows from the user as a Python integer, or None if it is traced."""
     if isinstance(size, jax.core.Tracer) and jnp.issubdtype(size.dtype, jnp.integer) and not size.ndim:
         return None
     if not isinstance(size, bool):
@@ -116,7 +116,7 @@ def known_size(size: Any, name: str = "size") -> int | None:
 
 
 def as_dtype(dtype: Any) -> Any:
-    """Return a dtype that JAX has: narrowed where 64-bit types are off, as JAX does."""
+    """Return a dtype of JAX. Without x64, JAX narrows 64-bit types."""
     try:
         is_extended = arguments.is_extended(dtype)
         canonical = np.dtype(np.bool_ if is_extended else jax.dtypes.canonicalize_dtype(dtype))
@@ -130,7 +130,7 @@ def as_dtype(dtype: Any) -> Any:
 
 
 def warn_if_narrowed(dtype: Any) -> None:
-    """Warn, in JAX's words, of an explicit dtype that JAX narrows. Python's own types mean the widest that there is."""
+    """Warn like JAX of an explicit dtype that JAX narrows. Python's own types mean the widest one."""
     canonical = as_dtype(dtype)
     if canonical == dtype or any(dtype is widest for widest in (int, float, complex)):
         return
@@ -184,15 +184,15 @@ _HOLDS = {"b": "b?", "i": "bi?", "f": "bif?", "c": "bifc?", "k": ""}
 
 
 def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
-    """Return `value` as an array of `dtype`. Python numbers and lists are converted; arrays must have the dtype.
+    """Return `value` as an array of `dtype`. Convert Python numbers and lists. Arrays must have the dtype.
 
-    A `dtype` of None keeps the dtype of the value.
+    With None the dtype is that of the value.
     """
     is_like = isinstance(value, jax.Array) and (dtype is None or value.dtype == dtype)
-    if is_like and not getattr(value, "weak_type", False):  # an attribute that random keys do not have
+    if is_like and not getattr(value, "weak_type", False):  # random keys lack this attribute
         return value
     if isinstance(value, np.ndarray):
-        value = value.copy()  # JAX may use this memory, and read it later
+        value = value.copy()  # JAX may alias this memory, and read it later
     kind = _python_kind(value)
     if kind is None or dtype is None:
         value = _as_array(op, value, dtype)
@@ -214,15 +214,15 @@ def _as_array(op: str, value: Any, dtype: Any) -> Array:
     if arguments.is_array_like(value):
         return jnp.asarray(value)
     _raise_what_numpy_hides(value)
-    given = np.dtype(str if any(isinstance(v, str) for v in jax.tree.leaves(value)) else object)
-    wrong = "" if dtype is None else f": {_mismatch(given, dtype)}"
+    value_dtype = np.dtype(str if any(isinstance(v, str) for v in jax.tree.leaves(value)) else object)
+    wrong = "" if dtype is None else f": {_mismatch(value_dtype, dtype)}"
     raise TypeError(f"{op}: value must be made of numbers, got {value!r}{wrong}")
 
 
 def _raise_what_numpy_hides(value: Any) -> None:
-    """Raise the error of a failing `len(value)`. NumPy hides it and treats the value as one without a length.
+    """Raise the error of a failing `len(value)`. NumPy hides it, and treats the value as if it had no length.
 
-    The exception may be an interrupt, and must not become an error about dtypes.
+    The exception may be an interrupt, which must not become an error about dtypes.
     """
     if isinstance(value, list | tuple):
         for v in value:
@@ -241,7 +241,7 @@ def _kind(dtype: Any) -> str:
 
 
 def _python_kind(value: Any) -> str | None:
-    """Return the kind of a Python number or of nested lists of them, "?" for empty lists; None for everything else."""
+    """Return the kind of a Python number or of nested lists of numbers, "?" for empty lists, or None for others."""
     if type(value) in _PYTHON_KINDS:
         return _PYTHON_KINDS[type(value)]
     if not isinstance(value, list | tuple):
@@ -257,18 +257,18 @@ def _check_bounds(op: str, value: Any, dtype: Any) -> None:
             raise OverflowError(f"{op}: value {v} does not fit into {np.dtype(dtype).name}")
 
 
-def _wrong_dtype(op: str, given: Any, dtype: Any) -> TypeError:
-    is_extended = arguments.is_extended(given) or arguments.is_extended(dtype)
+def _wrong_dtype(op: str, value_dtype: Any, dtype: Any) -> TypeError:
+    is_extended = arguments.is_extended(value_dtype) or arguments.is_extended(dtype)
     way_out = arguments.FOR_KEYS if is_extended else "convert value with .astype if that is meant"
-    return TypeError(f"{op}: {_mismatch(given, dtype)}; {way_out}")
+    return TypeError(f"{op}: {_mismatch(value_dtype, dtype)}; {way_out}")
 
 
-def _mismatch(given: Any, dtype: Any) -> str:
-    return f"TensorArray dtype is {dtype.name} but Op is trying to write dtype {given.name}"
+def _mismatch(value_dtype: Any, dtype: Any) -> str:
+    return f"TensorArray dtype is {dtype.name} but Op is trying to write dtype {value_dtype.name}"
 
 
 def number_of_rows(op: str, leaves: list[Array]) -> int:
-    """Return the leading dimension that all leaves of a value share."""
+    """Return the leading dimension of all leaves of a value."""
     for x in leaves:
         if not x.ndim:
             raise ValueError(f"{op}: value must have rows along its first axis, got a scalar")
@@ -312,7 +312,7 @@ def check_lengths(lengths: list[int], value: Array) -> None:
 
 
 def concatenated(rows: list[Array], shape: Shape, dtype: Any) -> Array:
-    """Concatenate rows of different lengths. `shape` is the part of their shape that is known for all."""
+    """Concatenate rows of different lengths. `shape` is their common shape, as far as it is known."""
     for i, row in enumerate(rows):
         if not row.ndim:
             raise ValueError(f"Concat saw a scalar shape at index {i} but requires at least vectors.")
@@ -336,8 +336,8 @@ def joined(rows: Array) -> Array:
 
 
 def readable(index: Any, size: int, where: Any, mode: str | None) -> tuple[Any, Any, str | None]:
-    """Settle known indices to read from a known size (see `_settled`). IndexError if one is not below it."""
-    return _settled(index, size, where, mode, _unreadable, size)
+    """Check constant indices to read from a constant size (see `_checked`). IndexError for one that is not below it."""
+    return _checked(index, size, where, mode, _unreadable, size)
 
 
 def _unreadable(index: int, size: int) -> str:
@@ -352,17 +352,17 @@ _MOST = 2**48  # bytes that a machine can address
 def writable(
     index: Any, size: int | None, max_size: int | None, where: Any, mode: str | None, at_end: bool = False
 ) -> tuple[Any, Any, str | None]:
-    """Settle known indices to write (see `_settled`). IndexError if one cannot be written.
+    """Check constant indices to write (see `_checked`). IndexError for one that is out of range.
 
     `size` is None if the array grows. `at_end` says that the user has given no index.
     """
     limit = max_size if size is None else size
     error = _unappendable if at_end else _unwritable
-    return _settled(index, _MOST if limit is None else limit, where, mode, error, size, max_size)
+    return _checked(index, _MOST if limit is None else limit, where, mode, error, size, max_size)
 
 
 class NeedsMaxSizeError(ValueError):
-    """An array is to grow to a size that the program finds at run time."""
+    """An array needs a `max_size` to grow to a traced size."""
 
 
 def needs_max_size(op: str) -> NeedsMaxSizeError:
@@ -389,31 +389,31 @@ def _unwritable(index: int, size: int | None, max_size: int | None) -> str:
     return f"Tried to write to index {index}, and no array has so many rows"
 
 
-def _settled(
+def _checked(
     index: Any, limit: int, where: Any, mode: str | None, error: Callable[..., str], *sizes: int | None
 ) -> tuple[Any, Any, str | None]:
-    """Return known indices in [0, limit), -1 for each masked or dropped one, and the `where` and `mode` that remain.
+    """Return constant indices in [0, limit), or -1 if masked or dropped, and `where` and `mode` for the run time.
 
-    If an error depends on a traced `where`, nothing is settled, and the mode is not "drop".
+    If an error depends on a traced `where`, return the arguments. Otherwise the mode is "drop".
     """
     is_traced = isinstance(where, jax.core.Tracer)
     if is_traced and mode != "drop":
         return index, where, mode
-    known, settled = None if is_traced else where, index
+    mask, checked = None if is_traced else where, index
     if isinstance(index, int):
-        is_masked = known is not None and not known
+        is_masked = mask is not None and not mask
         strays = () if 0 <= index < limit or is_masked else (index,)
-        settled = -1 if is_masked or strays else index
+        checked = -1 if is_masked or strays else index
     else:
-        counts = np.full(index.shape, True) if known is None else known
+        counts = np.full(index.shape, True) if mask is None else mask
         stray = np.asarray((index < 0) | (index >= limit), bool) & counts
         skipped, strays = stray | ~counts, index[stray].tolist()
         if skipped.any():
-            settled = np.full(index.shape, -1)  # of a dtype that has it
-            settled[~skipped] = index[~skipped]
+            checked = np.full(index.shape, -1)  # the dtype of the index may have no -1
+            checked[~skipped] = index[~skipped]
     if strays and mode != "drop":
         raise IndexError(error(strays[0], *sizes))
-    return settled, where if is_traced else None, "drop"
+    return checked, where if is_traced else None, "drop"
 
 
 def _described(x: Any) -> str:

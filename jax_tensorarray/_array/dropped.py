@@ -1,9 +1,9 @@
-"""Warn of `ta.write(i, x)` where `ta = ta.write(i, x)` is meant: an array that a method or a loop made and nobody took.
+"""Warn of `ta.write(i, x)` instead of `ta = ta.write(i, x)`: nobody uses the array that a method or a loop returns.
 
-CPython ends an object at once. If the instruction that does so is the one that ends an expression statement, nobody has
-used the array. We read the bytecode, since Python tells no object whether its value is used, and a linter does not know
-that `ta` is a TensorArray. Other Pythons, and a CPython with other names of instructions, give no warning; nothing else
-depends on this file. A test of the warning fails with such a CPython.
+CPython deletes an unused object at once. If the current instruction of the caller ends an expression statement, nobody
+has used the array. We read the bytecode, because Python does not tell an object whether its value is used, and a linter
+does not know that `ta` is a TensorArray. Other Pythons, and a CPython with other names of instructions, give no
+warning. Nothing else depends on this file. A test of the warning fails with such a CPython.
 """
 
 import dis
@@ -17,16 +17,16 @@ _LOADING = (*_ATTRIBUTE, "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME")
 
 
 def warn_if_dropped(frame: FrameType) -> None:
-    """Warn if that frame has just called a method of an array, or a loop, and drops what it returned."""
+    """Warn if a frame has just called a method of an array, or a loop, and drops the result."""
     code, end = frame.f_code, frame.f_lasti
     if end < 0 or dis.opname[code.co_code[end]] != "POP_TOP":
         return
-    done = [x for x in dis.get_instructions(code) if x.offset < end and x.opname != "CACHE"]
-    if not done or not done[-1].opname.startswith("CALL"):
+    instructions = [x for x in dis.get_instructions(code) if x.offset < end and x.opname != "CACHE"]
+    if not instructions or not instructions[-1].opname.startswith("CALL"):
         return
-    begin = _begin(done[-1])
-    # The function that is called begins where the call does. An array that another function returns is left alone.
-    loads = [x for x in done if x.opname.startswith(_LOADING) and _begin(x) == begin]
+    begin = _begin(instructions[-1])
+    # The expression of the called function begins where the call does. Other functions give no warning.
+    loads = [x for x in instructions if x.opname.startswith(_LOADING) and _begin(x) == begin]
     if begin == (None, None) or not loads:
         return
     name, is_of_tensorflow = loads[-1].argval, "tf" in [x.argval for x in loads[:-1]]

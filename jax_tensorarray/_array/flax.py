@@ -1,4 +1,4 @@
-"""Save and restore TensorArrays by `flax.serialization`, which only knows types that were registered with it."""
+"""Save and restore TensorArrays by `flax.serialization`, which only accepts registered types."""
 
 import sys
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 #: The children of an array as a pytree.
 NAMES = "rows", "size"
 
-#: Whether flax does not know of TensorArrays yet.
-is_untold = True
+#: Whether the class is not yet registered with flax.
+is_unregistered = True
 
 
-def tell(array_type: Any) -> None:
-    """Register the class, as flax does not say that it lacks this: it says that it "can not serialize" an array."""
-    global is_untold
-    if hasattr(sys.modules["flax.serialization"], "register_serialization_state"):  # it has been imported to its end
-        is_untold = False
+def register_if_imported(array_type: Any) -> None:
+    """Register the class with flax, unless flax is being imported."""
+    global is_unregistered
+    if hasattr(sys.modules["flax.serialization"], "register_serialization_state"):  # its import has ended
+        is_unregistered = False
         register(array_type)
 
 
 def register(array_type: Any) -> None:
-    """Tell flax how the class is saved and restored."""
+    """Register the functions that save and restore an array."""
     from flax import serialization
 
     def saved(ta: Any) -> dict[str, Any]:

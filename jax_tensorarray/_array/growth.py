@@ -1,13 +1,13 @@
-"""The errors by which an array or a loop asks `growing` for a larger bound."""
+"""The errors with which an array or a loop makes `growing` try a larger bound."""
 
 from jax_tensorarray import _contexts
 
-#: Stands in the text of each error that a larger bound cures.
+#: A part of the text of each error that a larger bound cures.
 CURED = "the bound of growing"
 
 
 class NeedsMoreError(ValueError):
-    """The traced program needs a larger bound, which is known before it runs."""
+    """A program needs a larger bound, and tracing shows it."""
 
 
 def needs_more(what: str) -> NeedsMoreError:

@@ -1,19 +1,19 @@
-"""A persistent array with an undo log: the newest version is updated in place, and every older one can still be read.
+"""A persistent array with an undo log: writes update the newest version in place, and older ones stay readable.
 
-Outside of `jit` a TensorArray is a value, as an array is: a write returns a new one and the old one stays as it was.
-The overwritten rows are kept in a log for as long as somebody holds an older version. In `ta = ta.write(i, x)`
-nobody does after the assignment, so a loop of writes is in place and its log has one entry. An older version that is
-read, or outlives `LOG_LIMIT` writes, gets a copy of the rows of its own, once.
+Outside of `jit` a TensorArray is an immutable value: a write returns a new one, and the old one does not change. The
+log has the overwritten rows as long as somebody holds an older version. After `ta = ta.write(i, x)` nobody does, so a
+loop of writes is in place, and its log has one entry. If an older version is read, or outlives `LOG_LIMIT` writes, it
+gets a copy of the rows, once.
 
 A thread may be interrupted between any two instructions: by Ctrl-C, or by another exception from a signal handler.
-Every version must then be as it was, and the lock free. Three rules ensure this:
+No version may then have changed, and the lock must be free. Three rules ensure this:
 
 - Python handles signals between instructions, never inside of a function written in C. The call that updates buffers
-  in place deletes the buffers it is given, so its results must not be dropped: `deque.extend` makes the call and puts
-  the results into the log, and the newest entry of the log *is* the newest state. No other assignment is needed.
-- Everything else is done in an order that is right at every step: the log has what a list is going to lose before
-  the list loses it, and only data that nobody else holds is changed in several steps.
-- The lock is taken by `Version._alone` and nothing else.
+  in place deletes its operands, so its results must not be lost: `deque.extend` makes the call and appends the results
+  to the log, and the newest entry of the log *is* the newest state. No other assignment is needed.
+- All other changes have an order in which each intermediate state is right: the log gets a row before a list loses it,
+  and only data that nobody else holds changes in several steps.
+- Only `Version._alone` takes the lock.
 """
 
 import threading
@@ -41,7 +41,7 @@ from jax_tensorarray._types import INT32_MAX
 Array = jax.Array
 Buffers = tuple[Array, ...]
 
-#: How many overwritten rows are kept for a version before it gets a copy of its own.
+#: How many overwritten rows the log has for a version before the version gets a copy.
 LOG_LIMIT = 256
 
 
@@ -64,7 +64,7 @@ def layout_of(buffers: Buffers) -> Layout:
 
 
 def with_wide_index(f: Callable[..., Any], index: Any, *args: Any) -> Any:
-    """Return `f(index, *args)` without narrowing a large index, as JAX would do with 64-bit types off."""
+    """Return `f(index, *args)` without narrowing of a large index, which JAX would do without x64."""
     if type(index) is int:
         if index < INT32_MAX:
             return f(index, *args)
@@ -74,7 +74,7 @@ def with_wide_index(f: Callable[..., Any], index: Any, *args: Any) -> Any:
         return f(np.asarray(index, np.int64), *args)
 
 
-# --- rows that are stacked in buffers --------------------------------------------------------------------------
+# --- rows in buffers --------------------------------------------------------------------------
 #
 # Functions below that donate their first argument update it in place.
 
@@ -83,7 +83,7 @@ def with_wide_index(f: Callable[..., Any], index: Any, *args: Any) -> Any:
 def _swap(buffers: Buffers, at: Any, values: Buffers) -> tuple[Buffers, Buffers]:
     """Write rows at the index. Return the updated buffers and the old rows.
 
-    `at` is the index, or the index and two numbers; the rows between these two are cleared first.
+    `at` is the index, or the index and two numbers. With these, first clear the rows between them.
     """
     index, *zeros = at if isinstance(at, tuple) else (at,)
     if zeros:
@@ -109,7 +109,7 @@ def _copy(buffers: Buffers) -> Buffers:
     return tuple(jnp.copy(b) for b in buffers)
 
 
-@partial(jax.jit, keep_unused=True)  # so that the result is placed on the devices of the buffers
+@partial(jax.jit, keep_unused=True)  # then the result is on the devices of the buffers
 def _alike(buffers: Buffers) -> Buffers:
     return tuple(ta_empty(b.shape[0], b.shape[1:], b.dtype) for b in buffers)
 
@@ -122,15 +122,16 @@ def into_capacity(rows: Array, capacity: int) -> Array:
 
 
 def largest(index: Any) -> int:
-    """Return the largest of one or several known indices."""
+    """Return the largest of one or several constant indices."""
     return index if isinstance(index, int) else int(index.max())
 
 
 def room_for(index: Any, size: int, capacity: int) -> tuple[int, tuple[int, int], int]:
-    """Return the size after a write at a known index, the range of rows to clear before it, and the new capacity.
+    """Return the size after a write at a constant index, the range of rows to clear before it, and the new capacity.
 
-    A single row is the last one, so only rows before it are cleared. With many, some in between may stay unwritten. The
-    new capacity is 0 if the rows fit. Else it is at least twice the old one, so n appends copy O(n) rows in all.
+    A single row is the last one, so only the rows before it need clearing. With many indices, rows in between may stay
+    unwritten. The new capacity is 0 if the rows fit. Otherwise it is at least twice the old one, so n appends copy O(n)
+    rows in all.
     """
     stop = largest(index) + 1
     zeros = size, stop - 1 if isinstance(index, int) else stop
@@ -151,18 +152,18 @@ def _nobody() -> None:
 class _Store:
     """The newest rows, stacked in a tuple of buffers, and the log that restores older versions.
 
-    An entry of the log is the number of a version, a weak reference to the version before it, the written index, and a
-    pair: all rows as they are since, and the rows at the index as they were. The log begins with the first entry.
+    An entry of the log has the number of a version, a weak reference to the version before it, the written index, and a
+    pair: all rows after the write, and the old rows at the index. The first entry is that of the first version.
     """
 
-    __slots__ = ("layout", "lock", "log", "owned", "seen", "warm")
+    __slots__ = ("layout", "lock", "log", "owned", "used", "warm")
 
-    def __init__(self, rows: Any, owned: bool, seen: int) -> None:
+    def __init__(self, rows: Any, owned: bool, used: int) -> None:
         self.log: deque[tuple[int, Callable[[], Version | None], Any, Any]] = deque([(0, _nobody, None, (rows, None))])
-        # Nobody else holds these rows. JAX runs a call with random keys in Python, where an interrupt may come when the
-        # buffers are already gone. So each write gets a copy of the keys.
+        # Nobody else holds these rows. JAX runs a call with random keys in Python, where an interrupt may come after
+        # the buffers are deleted. So each write copies the keys.
         self.owned = owned and not any(map(_holds_keys, rows))
-        self.seen = seen  # rows at or past this one belong to no version
+        self.used = used  # no version has rows at or past this one
         self.layout: Layout | None = None
         self.warm: set[Any] = set()  # the kinds of calls of `_swap` that were made with such rows
         self.lock: Any = threading.RLock()
@@ -172,7 +173,7 @@ class _Store:
         return self.log[-1][3][0]
 
     def rows_of(self, number: int) -> Any:
-        """Return a copy of the rows of the version of that number."""
+        """Return a copy of the rows of the version with this number."""
         # Compute with concrete arrays, even if an older version is read inside of jit.
         with nullcontext() if _compat.executes_eagerly() else jax.ensure_compile_time_eval():
             rows = self.copied()
@@ -189,7 +190,7 @@ class _Store:
         return _grow(self.rows, capacity)
 
     def restored(self, rows: Any, index: Any, old: Any) -> Any:
-        """Put the old rows back at the index. Nobody else may hold `rows`."""
+        """Restore the old rows at the index. Nobody else may hold `rows`."""
         return with_wide_index(lambda index: _restore(rows, index, old), index)
 
     def write(self, index: Any, before: Callable[[], "Version | None"], values: Any, zeros: tuple[int, int]) -> None:
@@ -207,10 +208,10 @@ class _Store:
         self.log.extend(zip((newest + 1,), (before,), (index,), swapped))  # noqa: B905 (a keyword takes as long as zip)
 
     def _warm_up(self, kind: Any, buffers: Buffers, at: Any, values: Buffers) -> None:
-        """Make JAX compile a call of `_swap` with such buffers, and remember it.
+        """Compile a call of `_swap` with such buffers.
 
-        Only the first call of a kind runs through Python. An interrupt may come there when the buffers are already
-        gone and the results have not arrived. So that call is made with other buffers, whose pages are never touched.
+        Only the first call of a kind runs in Python. There an interrupt may come after the buffers are deleted and
+        before the results exist. So we make the first call with other buffers, whose pages nobody touches.
         """
         if self.layout is None:
             self.layout = layout_of(buffers)
@@ -224,7 +225,7 @@ class _Store:
         self.warm.add(kind)
 
     def trim(self) -> None:
-        """Drop the entries of the log that no older version needs any more."""
+        """Drop the entries of the log that no older version needs."""
         while len(self.log) > 1:
             oldest = self.log[1][1]()
             if oldest is not None and oldest.is_in(self):
@@ -235,7 +236,7 @@ class _Store:
 
 
 class _ListStore(_Store):
-    """The same of rows whose shapes differ, in a list, with None for a row that was never written."""
+    """The same for rows of different shapes, in a list, with None for a row without a write."""
 
     __slots__ = ()
 
@@ -263,9 +264,9 @@ class Version:
 
     __slots__ = ("__weakref__", "_at")
 
-    def __init__(self, rows: Any, *, owned: bool = False, seen: int = 0) -> None:
+    def __init__(self, rows: Any, *, owned: bool = False, used: int = 0) -> None:
         store = _ListStore if isinstance(rows, list) else _Store
-        self._at = store(rows, owned, seen), 0  # and the number of this version in that store
+        self._at = store(rows, owned, used), 0  # and the number of this version in that store
 
     def newest(self) -> Any:
         """Return rows of the same shapes and dtypes as these, at no cost."""
@@ -285,7 +286,7 @@ class Version:
         return self._at[0].owned
 
     def capacity_for(self, row: Any) -> int:
-        """Return the capacity if nobody else holds the rows and `row` is an array just like each of them, else 0."""
+        """Return the capacity if nobody else holds the rows and `row` has their type, else 0."""
         store = self._at[0]
         layout = store.layout
         if layout is None or not store.owned or len(layout.shapes) > 1:
@@ -299,11 +300,11 @@ class Version:
         return self._at[0] is store
 
     def look(self, f: Callable[[Any], Any]) -> Any:
-        """Return `f(rows)`. It must not keep them: the next write updates them in place."""
+        """Return `f(rows)`. It must not store them: the next write updates them in place."""
         return self._alone(lambda store, nested: f(store.rows))
 
     def share(self) -> Any:
-        """Return the rows for others to hold: they are not updated in place any more."""
+        """Return the rows for others to hold. From now on, writes copy them."""
 
         def shared(store: _Store, nested: bool) -> Any:
             if nested:
@@ -321,24 +322,24 @@ class Version:
     def write(
         self, index: Any, values: Any, stop: int, zeros: tuple[int, int] = (0, 0), capacity: int = 0
     ) -> "Version":
-        """Return the version with those rows at `index`, in which rows at or past `stop` are unused.
+        """Return the version with `values` at `index`, in which rows at or past `stop` are unused.
 
-        Before that, the rows between the two numbers in `zeros` are cleared. A `capacity` other than 0 means that the
-        rows do not fit, and is the number of rows to make room for.
+        First clear the rows between the two numbers in `zeros`. If `capacity` is not 0, the rows do not fit, and it is
+        the new capacity.
         """
         return self._alone(self._written, index, values, stop, zeros, capacity)
 
     def _written(
         self, store: _Store, nested: bool, index: Any, values: Any, stop: int, zeros: tuple[int, int], capacity: int
     ) -> "Version":
-        shown = zeros[1] > zeros[0] < store.seen  # an older version has rows where zeros are to be
+        shown = zeros[1] > zeros[0] < store.used  # an older version has rows that this write would clear
         before: Callable[[], Version | None] = weakref.ref(self)
         if capacity or shown or nested or not store.owned:
             rows = store.grown(capacity) if capacity else store.copied()
             store, before = type(store)(rows, True, stop), _nobody
         else:
             store.trim()
-            store.seen = max(store.seen, stop)
+            store.used = max(store.used, stop)
         new = Version.__new__(Version)
         new._at = store, store.log[-1][0] + 1
         if type(index) is int and index < INT32_MAX:
@@ -348,16 +349,16 @@ class Version:
         return new
 
     def detach(self) -> None:
-        """Give this version a copy of the rows of its own. The caller holds the lock of its store."""
+        """Give this version a copy of its rows. The caller holds the lock of its store."""
         store, number = self._at
-        self._at = type(store)(store.rows_of(number), True, store.seen), 0
+        self._at = type(store)(store.rows_of(number), True, store.used), 0
 
     def _alone(self, f: Callable[..., Any], *args: Any) -> Any:
         """Return `f(store, nested, *args)`, run under the lock of the store with this version as the newest one.
 
-        The lock is free afterwards, wherever an interrupt comes. `nested` says that this thread has it already: a
-        signal handler or a finalizer is using what it has interrupted. It may look at the rows, but must not change or
-        keep them.
+        The lock is free afterwards, wherever an interrupt comes. `nested` says that this thread has the lock already:
+        it is in a signal handler or a finalizer that has interrupted another call. Then `f` may look at the rows, but
+        must not change or store them.
         """
         result: tuple[Any, ...] = ()
         while not result:
@@ -369,7 +370,7 @@ class Version:
                     if self._at[0] is store and self._at[1] != store.log[-1][0]:
                         self.detach()
                     result = (f(store, nested, *args),) if self._at[0] is store else ()
-            finally:  # an interrupt may come when the block is left and the lock not yet released
+            finally:  # an interrupt may come after the block and before the release of the lock
                 if not nested and lock._is_owned():
                     lock.release()
         return result[0]

@@ -1,4 +1,4 @@
-"""TensorArrays in the carries of loops: find the shape and the bound that a loop needs, and drop it after the loop."""
+"""TensorArrays in the carries of loops: find their shape and bound before a loop, and drop the bound after it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,11 +15,11 @@ from jax_tensorarray._array.tensorarray import TensorArray
 
 
 def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any:
-    """Return a carry in which each array knows what a loop needs: the shape of a row, and a bound on their number.
+    """Return a carry in which each array has a row shape and a bound on its size.
 
-    If an array lacks either, the step is traced to find out. An array that the step writes gets the shape of the rows
-    that are written. One that grows gets room for the rows that each step appends, or a loop inside of it; one row
-    per step if it is written at indices that are not known. An array that is not written needs neither.
+    If an array lacks one of them, we trace the step. If the step writes rows, the array gets their shape. If the array
+    grows, it gets room for the rows that each step, or a loop in it, appends: one row per step at traced indices.
+    Without writes the array needs neither.
     """
     leaves, tree = jax.tree.flatten(carry, is_leaf=is_array)
     incomplete = list(map(_is_incomplete, leaves))
@@ -28,16 +28,16 @@ def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any
     steps, is_bounded = 1 if max_steps is None else int(max_steps), False
     try:
         after = _leaves_after(step, tree, leaves, incomplete)
-    except Exception as error:  # an array's, or the user's own, perhaps about a number of rows that is not the bound
+    except Exception as error:  # ours or the user's, perhaps because of a size that is not the bound
         if max_steps is None and isinstance(error, checks.NeedsMaxSizeError) and not jax.config.jax_disable_jit:
             raise
         is_bounded = True
     if is_bounded:
-        known = [_bounded(x, max(steps, 1)) if flag else x for x, flag in zip(leaves, incomplete, strict=True)]
+        bounded = [_bounded(x, max(steps, 1)) if flag else x for x, flag in zip(leaves, incomplete, strict=True)]
         try:
-            after = _leaves_after(step, tree, known, incomplete)
+            after = _leaves_after(step, tree, bounded, incomplete)
         except Exception:
-            if jax.config.jax_disable_jit:  # it may be a program that cannot be traced
+            if jax.config.jax_disable_jit:  # tracing the program may be impossible
                 return carry
             raise
     if after is None:
@@ -61,7 +61,7 @@ def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any
 
 
 def needs_to_look(carry: Any) -> bool:
-    """Return whether a loop traces a step to find out about the arrays that it carries."""
+    """Return whether a loop must trace a step because of the arrays that it carries."""
     return any(map(_is_incomplete, jax.tree.leaves(carry, is_leaf=is_array)))
 
 
@@ -83,15 +83,15 @@ def _leaves_after(step: Callable[[Any], Any], tree: Any, leaves: list[Any], clos
 
 
 def _begun(x: TensorArray) -> TensorArray:
-    """Return the same array as one that has had no other sizes."""
+    """Return the same array without a record of other sizes."""
     rows = x._rows
     return TensorArray._of(type(rows)(rows.spec, rows.size, rows.version))
 
 
 def _room(x: Any, y: Any, steps: int, is_bounded: bool) -> int | None:
-    """Return for how many more rows a loop must make room, given an array before and after a step; None for any number.
+    """Return how many more rows an array needs in a loop, from the array before and after a step, or None for no bound.
 
-    The array has no bound, or had one only to be traced, if `is_bounded`.
+    `is_bounded` says that the array had a bound only for the trace.
     """
     if not (is_array(x) and is_array(y) and x._rows.has_no_bound()):
         return None
@@ -104,13 +104,13 @@ def _room(x: Any, y: Any, steps: int, is_bounded: bool) -> int | None:
 
 
 def _bounded(x: TensorArray, more: int) -> TensorArray:
-    """Return an array with the same rows and room for `more`, if nobody has said how many there may be."""
+    """Return an array with the same rows and room for `more`, unless it has a bound."""
     if not x._rows.has_no_bound():
         return x
     return TensorArray._of(x._rows.bounded(min(x._rows.live() + more, np.iinfo(np.int32).max)))
 
 
 def leaving_loop(carry: Any) -> Any:
-    """Let the arrays that the loop bounded grow again, where their size is known."""
+    """Remove the bound of a loop from arrays of constant size, which may then grow again."""
     leaves, tree = jax.tree.flatten(carry, is_leaf=is_array)
     return jax.tree.unflatten(tree, [TensorArray._of(x._rows.unbounded()) if is_array(x) else x for x in leaves])

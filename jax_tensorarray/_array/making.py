@@ -1,4 +1,4 @@
-"""Make rows: of a size, of whole arrays, and of the leaves of a pytree."""
+"""Constructors of rows: from a size, from whole arrays, and from the leaves of a pytree."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,20 +20,20 @@ from jax_tensorarray._ops.check import ta_check
 def created(
     element: PyTreeDef, rows: list[Any], size: Any, dynamic_size: Any, max_size: Any, infer_shape: bool = True
 ) -> Rows:
-    """Return rows that were not written, for the arguments of a constructor: see `Spec.declared`."""
+    """Return rows without writes, from the arguments of a constructor: see `Spec.declared`."""
     if size is None:
         raise ValueError(
             "Size must be declared for TensorArrays. Argument `size` must be provided; give size=0 and "
             "dynamic_size=True if it is to grow"
         )
     spec = Spec.declared(element, rows, dynamic_size, max_size, infer_shape)
-    known = checks.known_size(size)
+    constant = checks.known_size(size)
     all_known = all(checks.is_known(shape) for shape, _ in rows)
-    if known is not None:
-        spec.check_max_size(known)
+    if constant is not None:
+        spec.check_max_size(constant)
         if not all_known:
-            return Undecided(spec, known) if infer_shape else Ragged(spec, known, Version([None] * known))
-        size = known
+            return Undecided(spec, constant) if infer_shape else Ragged(spec, constant, Version([None] * constant))
+        size = constant
     else:
         if spec.max_size is None:
             raise TypeError(
@@ -45,13 +45,13 @@ def created(
         op, mode = "TensorArray: size not in [0, max_size]", None
         if spec.found_by == "growing":
             op, mode = op + spec.bound(), "error"
-        # If the check drops the size of an example that does not run, the example has no rows.
+        # In an inactive example the check returns -1. Such an example has no rows.
         size = jnp.maximum(ta_check(size, spec.max_size + 1, mode=mode, op=op), 0)
     return Stacked.zeros(spec, size, [(shape, checks.as_dtype(dtype)) for shape, dtype in rows])
 
 
 def like(x: Any, size: Any, dynamic_size: bool | None, max_size: Any) -> Rows:
-    """Return rows that were not written, each like the pytree `x`."""
+    """Return rows without writes, each like the pytree `x`."""
     leaves, element = jax.tree.flatten(x)
     if not leaves:
         raise ValueError("TensorArray.like: there is no array in x")
@@ -112,9 +112,9 @@ def split(op: str, rows: Rows, value: Any, lengths: Any) -> Rows:
 
 
 def of_leaves(static: Static, children: Any) -> Rows:
-    """Return the rows that a pytree was made of.
+    """Return the rows from the leaves of a pytree.
 
-    The children may be anything: JAX fills trees with axes, shardings, avals and bare objects.
+    The children may be anything: JAX fills trees with axes, shardings, avals and plain objects.
     """
     spec, size = static
     if spec.ranks is None:
@@ -127,7 +127,7 @@ def of_leaves(static: Static, children: Any) -> Rows:
 
 
 def restored(static: Static, children: Any) -> Rows:
-    """Return rows from a file. Their number is checked at once if it is a concrete value."""
+    """Return rows from a file. Check their number at once if it is concrete."""
     rows = of_leaves(static, children)
     size = rows.size.value if isinstance(rows.size, UncheckedSize) else None
     if isinstance(size, np.ndarray | np.generic | jax.Array | int) and not np.ndim(size):

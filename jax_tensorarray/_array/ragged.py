@@ -1,4 +1,4 @@
-"""Rows of different shapes, kept one by one."""
+"""Rows of different shapes, stored one by one."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from jax_tensorarray._array.rows import Array, Rows, Spec, Static, check_alive
 
 
 class Ragged(Rows):
-    """Rows in a list, with None for a row that was never written."""
+    """Rows in a list, with None for a row without a write."""
 
     __slots__ = ()
     size: int
@@ -57,7 +57,7 @@ class Ragged(Rows):
         _need_known(op, index, where)
         version = self.version
         if not _compat.executes_eagerly():  # writes of a transformation must not be visible outside of it
-            version = Version(list(version.share()), owned=True, seen=size)
+            version = Version(list(version.share()), owned=True, used=size)
         size, zeros, room = room_for(index, size, len(version.newest()))
         return Ragged(spec, size, version.write(index, row, size, zeros, room))
 
@@ -79,11 +79,11 @@ class Ragged(Rows):
         return (tuple(self.version.share()[: self.size]),), Static(self.spec)
 
     def has_no_bound(self) -> bool:
-        return False  # it needs none, as its rows are in no buffer
+        return False  # a list needs no bound
 
     def _rows(self, op: str, indices: Sequence[int]) -> list[Array]:
-        chosen = self.version.look(lambda rows: [None if i < 0 else rows[i] for i in indices])
-        for i, row in zip(indices, chosen, strict=True):
+        rows = self.version.look(lambda every: [None if i < 0 else every[i] for i in indices])
+        for i, row in zip(indices, rows, strict=True):
             if i < 0:
                 raise ValueError(
                     f"{op}: a row that is not read is zeros, of no known shape in a TensorArray with infer_shape=False"
@@ -93,7 +93,7 @@ class Ragged(Rows):
                     f"{op}: row {i} was never written, and its shape is not known (element_shape={self.spec.shape})"
                 )
             check_alive((row,))
-        return chosen
+        return rows
 
     def _stack(self, op: str, rows: list[Array]) -> Array:
         shapes = [row.shape for row in rows]

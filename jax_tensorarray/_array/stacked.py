@@ -1,4 +1,4 @@
-"""Rows of one shape: stacked in buffers, or undecided until the first write if the shape is unknown."""
+"""Rows of one shape: stacked in buffers, or deferred until the first write if the shape is unknown."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from jax_tensorarray._ops.write import ta_write_p
 
 @dataclass(frozen=True)
 class UncheckedSize:
-    """A size that came as a leaf of a pytree or from a file. It may be anything, and is checked where it is used."""
+    """A size from a leaf of a pytree or from a file. It may be anything, so its first use checks it."""
 
     value: Any
 
@@ -41,20 +41,20 @@ class Stacked(Rows):
 
     @classmethod
     def zeros(cls, spec: Spec, size: Any, rows: list[tuple[Any, Any]]) -> "Stacked":
-        """Return that many rows, zeros, of these shapes and dtypes. Rows that may follow are uninitialised memory."""
+        """Return `size` rows of zeros, of these shapes and dtypes. Rows up to `max_size` are uninitialised."""
         if spec.max_size is None:
             buffers = tuple(jnp.zeros((size, *shape), dtype) for shape, dtype in rows)
         else:
             buffers = tuple(ta_empty(spec.max_size, shape, dtype) for shape, dtype in rows)
             if not (isinstance(size, int) and size == 0):
                 buffers = tuple(ta_clear(b, 0, size) for b in buffers)
-        # A write outside of tracing may update them in place: nobody else holds them.
+        # An eager write may update the buffers in place, because nobody else holds them.
         version = Version(buffers, owned=_compat.executes_eagerly() and not are_traced(buffers))
         return cls(_of_ranks(spec, [len(shape) for shape, _ in rows]), size if spec.dynamic_size else None, version)
 
     @classmethod
     def of(cls, spec: Spec, values: list[Array]) -> "Stacked":
-        """Return exactly the rows of `values`."""
+        """Return the rows of `values`."""
         size = values[0].shape[0] if spec.dynamic_size else None
         buffers = tuple(x if spec.max_size is None else into_capacity(x, spec.max_size) for x in values)
         return cls(_of_ranks(spec, [x.ndim - 1 for x in values]), size, Version(buffers))
@@ -82,7 +82,7 @@ class Stacked(Rows):
     def tell(self) -> Any:
         size = self.size
         if isinstance(size, UncheckedSize) and np.ndim(size.value):
-            return size.value  # of many arrays that vmap or scan stacked
+            return size.value  # of many arrays, stacked by vmap or scan
         return super().tell()
 
     def live(self) -> Any:
@@ -95,7 +95,7 @@ class Stacked(Rows):
         return self.layout.capacity if size is None else size
 
     def _checked(self, size: Any) -> Any:
-        """Check a size that came from outside, and return it as a Python integer or a traced int32."""
+        """Check an unchecked size, and return it as a Python integer or a traced int32."""
         capacity = self.layout.capacity  # raises if vmap or scan has stacked several arrays
         if _is_of_gradient(size):
             return capacity
@@ -107,13 +107,13 @@ class Stacked(Rows):
         if getattr(size, "ndim", None) == 0 and not isinstance(size, jax.core.Tracer):
             check_alive((size,))
             size = np.asarray(size)[()]
-        known = checks.known_size(size)
-        if known is None:
-            # With size -1 no row can be read, written or taken; nothing else shows that something is wrong.
+        constant = checks.known_size(size)
+        if constant is None:
+            # With size -1 every read, write and pop is out of range. Other operations show no error.
             return jnp.where(is_out_of_range(size, capacity + 1), -1, size.astype(jnp.int32))
-        if known > capacity:
-            raise ValueError(f"TensorArray: size {known} is larger than max_size {capacity}")
-        return known
+        if constant > capacity:
+            raise ValueError(f"TensorArray: size {constant} is larger than max_size {capacity}")
+        return constant
 
     def check_shapes(self, op: str, shapes: Sequence[Shape]) -> None:
         expected = self.layout.shapes
@@ -130,16 +130,16 @@ class Stacked(Rows):
             check_alive(self.version.newest())
 
     def _buffers(self) -> Buffers:
-        """Return the buffers. They are shared from now on, so they are no longer updated in place."""
+        """Return the buffers. Others may hold them from now on, so writes copy them."""
         self._check_alive()
         return self.version.share()
 
     def _is_eager(self) -> bool:
-        """Return whether an operation on these rows is run right now, with nothing traced."""
+        """Return whether an operation on these rows runs eagerly."""
         return _compat.executes_eagerly() and (self.version.owned or not are_traced(self.version.newest()))
 
     def _run(self, f: Callable[[Buffers], Any]) -> Any:
-        """Return `f(buffers)`. If it runs eagerly, the buffers stay ours."""
+        """Return `f(buffers)`. If it runs eagerly, nobody else holds the buffers afterwards."""
         self._check_alive()
         return self.version.look(f) if self._is_eager() else f(self.version.share())
 
@@ -160,10 +160,10 @@ class Stacked(Rows):
 
     def popped_when_run(self, op: str, where: Any, mode: str | None) -> tuple[Rows, list[Array]]:
         size = jnp.asarray(self.live(), jnp.int32)
-        # The checked index is also the new size. So a program that uses only the size raises for a missing row too.
+        # The checked index is also the new size. So a program that uses only the size also raises for a missing row.
         at = ta_check(size - 1, size, where=where, mode=mode, op=op)
-        left = at if where is None and mode != "drop" else jnp.where(at < 0, size, at)
-        return self.resized(left), [_read(op, b, at, None, "drop") for b in self._buffers()]
+        new_size = at if where is None and mode != "drop" else jnp.where(at < 0, size, at)
+        return self.resized(new_size), [_read(op, b, at, None, "drop") for b in self._buffers()]
 
     def stack(self, op: str, pad: bool) -> list[Array]:
         spec, size = self.spec, self.known_live()
@@ -204,7 +204,7 @@ class Stacked(Rows):
             if size is not None and where is None and self._is_eager() and not are_traced(values):
                 return self._written_now(index, values, size, layout.capacity)
         op += spec.bound()
-        if spec.found_by == "growing":  # a lost row is always an error, even if no mask reaches it
+        if spec.found_by == "growing":  # a dropped row is always an error, also without a mask
             mode = mode or "error"
         grows = spec.dynamic_size and (not is_known or size is None or largest(index) >= size)
         if grows and spec.max_size is None:
@@ -226,7 +226,7 @@ class Stacked(Rows):
 
     def put(self, index: int, value: Any) -> "Stacked":
         if type(value) is np.ndarray:
-            value = value.copy()  # JAX reads it when its turn comes, and it may have changed by then
+            value = value.copy()  # JAX may read it later, when the user has changed it
         size = None if self.size is None else max(self.size, index + 1)
         return Stacked(self.spec, size, self.version.write(index, (value,), size or 0))
 
@@ -238,7 +238,7 @@ class Stacked(Rows):
         return Stacked(self.spec, size if self.spec.dynamic_size else None, version)
 
     def _end(self) -> Any:
-        """Return the index to append at. If it is traced it may be unchecked, as the write checks it."""
+        """Return the index for an append. A traced one may be unchecked, because the write checks it."""
         leaf = self.size.value if isinstance(self.size, UncheckedSize) else None
         is_usual = isinstance(leaf, jax.core.Tracer) and not leaf.ndim and leaf.dtype == jnp.int32
         return leaf if is_usual else self.live()
@@ -246,7 +246,7 @@ class Stacked(Rows):
     def _grown(
         self, op: str, buffers: Buffers, index: Any, where: Any, mode: str | None, at_end: bool
     ) -> tuple[Buffers, Any]:
-        """Clear the rows between the live ones and those to be written. Return the buffers and the new size."""
+        """Clear the rows between the live ones and the written ones. Return the buffers and the new size."""
         size, capacity = index if at_end else self.live(), self.layout.capacity
         if isinstance(size, int) and where is None and not isinstance(index, jax.core.Tracer):
             size, zeros, room = room_for(index, size, capacity)
@@ -255,14 +255,14 @@ class Stacked(Rows):
             if zeros[1] > zeros[0]:
                 buffers = tuple(ta_clear(b, *zeros) for b in buffers)
             return buffers, size
-        if self.spec.found_by == "growing" and mode == "drop":  # a larger bound may have room for it
+        if self.spec.found_by == "growing" and mode == "drop":  # a larger bound may have room for the row
             where, mode = (index >= 0) if where is None else (index >= 0) & where, "error"
-        # An index out of range is found here too: perhaps the program uses the size, and no row.
+        # This check raises, too, because the program may use only the size, and no row.
         last = ta_check(index, capacity, where=where, mode=mode, op=op)
         if last.ndim:
             last = jnp.max(last)
         new_size = last + 1 if at_end and where is None and mode != "drop" else jnp.maximum(last + 1, size)
-        if at_end:  # checked where it is used, as `size` was not
+        if at_end:  # its first use checks it, because `size` is unchecked
             return buffers, UncheckedSize(new_size)
         buffers = tuple(ta_clear(b, size, last if not np.ndim(index) else last + 1) for b in buffers)
         return buffers, new_size
@@ -271,7 +271,7 @@ class Stacked(Rows):
         spec, size, buffers = self.spec, self.size, self.version.share()
         if spec.max_size is not None:
             if isinstance(size, int):
-                # An array of rank 0, since not every library takes NumPy scalars: orbax does not restore into one.
+                # An array of rank 0, because some libraries refuse NumPy scalars: orbax does not restore into one.
                 size = np.array(size, np.int32)
             size = size.value if isinstance(size, UncheckedSize) else size
             if getattr(size, "dtype", None) == jnp.int32 and _compat.flattened_by_grad():
@@ -290,7 +290,7 @@ class Stacked(Rows):
         spec, version = self.spec, self.version
         if spec.max_size is None or not all(isinstance(b, jax.Array | np.ndarray) for b in version.newest()):
             return self
-        if self.is_padded or version.layout.ranks != spec.ranks:  # it came out of vmap or scan
+        if self.is_padded or version.layout.ranks != spec.ranks:  # stacked by vmap or scan
             return self
         padded = Stacked(spec, self.size, Version(tuple(self.stack("TensorArray", True))))
         padded.is_padded = True
@@ -301,7 +301,7 @@ class Stacked(Rows):
         return Stacked(replace(self.spec, max_size=limit, found_by="a loop"), self.live(), Version(buffers))
 
     def unbounded(self) -> "Stacked":
-        if not self.spec.found_by or self.version.layout.ranks != self.spec.ranks:  # of many arrays that vmap stacked
+        if not self.spec.found_by or self.version.layout.ranks != self.spec.ranks:  # many arrays, stacked by vmap
             return self
         if (size := self.known_live()) is None:
             return self
@@ -309,7 +309,7 @@ class Stacked(Rows):
 
 
 class Undecided(Rows):
-    """A number of rows that will all have the shape of the first one written."""
+    """Rows without writes. All will have the shape of the first written one."""
 
     __slots__ = ()
 
@@ -350,7 +350,7 @@ def _of_ranks(spec: Spec, ranks: list[int]) -> Spec:
 
 
 def _is_of_gradient(size: Any) -> bool:
-    """Return whether a size is a gradient that JAX has made of a size. A gradient has as many rows as there may be."""
+    """Return whether a size is the gradient of a size. A gradient has `max_size` rows."""
     return getattr(size, "dtype", None) == jax.dtypes.float0
 
 

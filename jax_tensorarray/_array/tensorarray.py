@@ -13,7 +13,7 @@ from jax_tensorarray._array.dropped import warn_if_dropped
 from jax_tensorarray._array.rows import ONE, Rows
 from jax_tensorarray._types import Mode, Numbers
 
-#: The id of the array that a method made last. Python deletes a dropped result before it calls another method.
+#: The id of the newest array. Python deletes an unused result before it calls another method.
 _newest = 0
 
 
@@ -100,14 +100,14 @@ class TensorArray:
         max_size: int | None = None,
     ) -> None:
         del clear_after_read, tensor_array_name, colocate_with_first_write_call, name
-        for given, what in ((handle, "handle"), (flow, "flow")):
-            if given is not None:
+        for argument, what in ((handle, "handle"), (flow, "flow")):
+            if argument is not None:
                 raise TypeError(f"TensorArray: JAX has neither handles nor flows; leave out {what}")
         rows = [(checks.as_shape(element_shape), dtype)]
         self._rows = making.created(ONE, rows, size, dynamic_size, max_size, bool(infer_shape))
         checks.warn_if_narrowed(dtype)
-        if flax.is_untold and "flax.serialization" in sys.modules:
-            flax.tell(type(self))
+        if flax.is_unregistered and "flax.serialization" in sys.modules:
+            flax.register_if_imported(type(self))
 
     @classmethod
     def like(
@@ -219,7 +219,7 @@ class TensorArray:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __jax_array__ = _refuse
     __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = _refuse
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
-    __array_ufunc__ = None  # NumPy asks these methods then, and does not read the rows
+    __array_ufunc__ = None  # then NumPy calls these methods, and does not read the rows
 
     def write(
         self,
@@ -493,8 +493,8 @@ class TensorArray:
         global _newest
         ta = cls.__new__(cls)
         ta._rows = rows
-        if flax.is_untold and "flax.serialization" in sys.modules:
-            flax.tell(cls)
+        if flax.is_unregistered and "flax.serialization" in sys.modules:
+            flax.register_if_imported(cls)
         _newest = id(ta)
         return ta
 

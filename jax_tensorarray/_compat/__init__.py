@@ -1,12 +1,11 @@
 """Every use of JAX's private API and every branch on its version, each with its reason.
 
-Each function says what happens where the private name is missing. Mostly a program is slower, or an error is not
-found.
+Each function says what happens if the private name is missing. Mostly a program is slower, or an error is not found.
 """
 
-import jax  # before jaxlib, which else logs whatever XLA does
+import jax  # before jaxlib, which otherwise logs all of XLA's work
 
-# It has no public name. Here XLA takes the rules by which it divides our calls among devices.
+# It has no public name. It registers our callbacks with XLA's partitioner.
 from jaxlib import xla_client
 
 from jax_tensorarray._compat.checkify import checked_as, checked_besides, checked_inside, expanded_as

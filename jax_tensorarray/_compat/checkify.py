@@ -13,9 +13,9 @@ Array = jax.Array
 
 
 def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
-    """Let `checkify` look for errors in what `primitive` runs: `run(*operands, **params)`.
+    """Make `checkify` check `run(*operands, **params)` instead of `primitive`.
 
-    There is no public way to say so. Without it checkify finds no error in our loops.
+    JAX has no public way for this. Without it checkify finds no error in our loops.
     """
 
     def rule(check: Callable[..., Any], error: Any, enabled: Any, operands: Sequence[Array], params: Any) -> Any:
@@ -26,19 +26,19 @@ def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
 
 
 def checked_inside(primitive: Primitive, name: str, run: Callable[..., Sequence[Array]]) -> None:
-    """Let `checkify` look for errors in the jaxpr that `primitive` has as the parameter `name`.
+    """Make `checkify` check the jaxpr in the parameter `name` of `primitive`.
 
-    The jaxpr with checks, and its operands, are run by `run(jaxpr, operands, given, found, **params)`. An error is its
-    first `given` operands and its first `found` results. There is no public way to say so. Without it checkify finds
-    no error in functions with a derivative of their own.
+    `run(jaxpr, operands, errors_in, errors_out, **params)` runs the jaxpr with checks. Its first `errors_in` operands
+    and first `errors_out` results are the parts of an error. JAX has no public way for this. Without it checkify finds
+    no error in functions with custom derivatives.
     """
 
     def rule(check: Callable[..., Any], error: Any, enabled: Any, operands: Sequence[Array], params: Any) -> Any:
         checked = functools.partial(check, params[name], enabled)
-        jaxpr, (found, outs) = jax.make_jaxpr(checked, return_shape=True)(error, *operands)
-        given = jax.tree.leaves(error)
-        results = run(jaxpr, [*given, *operands], len(given), len(jax.tree.leaves(found)), **params)
-        return jax.tree.unflatten(jax.tree.structure((found, outs)), results)
+        jaxpr, (new_error, outs) = jax.make_jaxpr(checked, return_shape=True)(error, *operands)
+        parts = jax.tree.leaves(error)
+        results = run(jaxpr, [*parts, *operands], len(parts), len(jax.tree.leaves(new_error)), **params)
+        return jax.tree.unflatten(jax.tree.structure((new_error, outs)), results)
 
     _add_rule(primitive, rule)
 
@@ -48,10 +48,10 @@ def checked_besides(
     checks: Callable[..., None],
     params_then: Callable[[Any, Sequence[Array], Any], Any] = lambda enabled, operands, params: params,
 ) -> None:
-    """Let `checkify` look for errors in what `checks(enabled, *operands, **params)` runs, whose results are not used.
+    """Make `checkify` also check `checks(enabled, *operands, **params)`, and ignore its results.
 
-    `enabled` are the checks that the user asks for. The primitive itself is bound with what `params_then(enabled,
-    operands, params)` returns. There is no public way to say so. Without it checkify finds no index out of range.
+    `enabled` are the checks that the user wants. The primitive gets the parameters `params_then(enabled, operands,
+    params)`. JAX has no public way for this. Without it checkify finds no index out of range.
     """
 
     def rule(check: Callable[..., Any], error: Any, enabled: Any, operands: Sequence[Array], params: Any) -> Any:
@@ -64,7 +64,7 @@ def checked_besides(
 
 
 def _add_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
-    """Give `checkify` a rule of `check`, the error, the enabled checks, the operands and the parameters.
+    """Register a rule of `checkify`: a function of `check`, the error, the enabled checks, operands and parameters.
 
     `check(jaxpr, enabled, error, *operands)` returns the error after a jaxpr, and its results.
     """
@@ -74,7 +74,7 @@ def _add_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
     rules, check = private
 
     def of_checkify(*args: Any, **params: Any) -> Any:
-        # The operands come after the error and the enabled checks. Since jax 0.11 the numbers of errors come before.
+        # The operands come after the error and the enabled checks. Since jax 0.11, the numbers of errors come first.
         first = 1 + next(k for k, x in enumerate(args) if isinstance(x, frozenset))
         *numbers, error, enabled = args[:first]
         return rule(functools.partial(check, *numbers), error, enabled, args[first:], params)
@@ -83,9 +83,9 @@ def _add_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
 
 
 def expanded_as(primitive: Primitive, rule: Callable[..., Any]) -> None:
-    """Let `jax.experimental.jet` expand `primitive` by `rule(primals, series, **params)`.
+    """Make `jax.experimental.jet` expand `primitive` by `rule(primals, series, **params)`.
 
-    The module is public, its table of rules is not documented. Without it jet knows none of our ops.
+    The module is public, but its table of rules is not documented. Without it jet has no rule for our ops.
     """
     if _jet_rules is not None:
         _jet_rules[primitive] = rule

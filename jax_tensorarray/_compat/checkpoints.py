@@ -1,4 +1,4 @@
-"""`jax.checkpoint`: what its policies are asked about, and how its equations look."""
+"""`jax.checkpoint`: the primitives in its policies, and the parameters of its equations."""
 
 import functools
 from typing import Any
@@ -12,10 +12,10 @@ Array = jax.Array
 
 
 def asks_policies(primitive: Primitive) -> None:
-    """Have `jax.checkpoint` ask its policy whether to save the results of `primitive`.
+    """Make `jax.checkpoint` ask its policy whether to save the results of `primitive`.
 
-    The next implementation of `jax.checkpoint`, now under JAX_REMAT3, asks only about primitives that have a rule in
-    a private table. Without it `save_reads` saves nothing under that setting, and each step keeps whole buffers.
+    The next implementation of `jax.checkpoint`, now under JAX_REMAT3, asks only about primitives with a rule in a
+    private table. Without it `save_reads` saves nothing under that setting, and each step stores whole buffers.
     """
     private = private_names("interpreters.remat", "rules", "reduce_precision")
     merging = private_names("ad_checkpoint", "primal_left_tangent_right")
@@ -29,32 +29,33 @@ def asks_policies(primitive: Primitive) -> None:
         results = run(*operands)
         policy = getattr(trace, "policy", trace)  # 0.10 passes the policy itself
         decision = policy is not None and policy(primitive, *map(jax.typeof, operands), **params)
-        kept: Any = ()
+        saved: Any = ()
         if is_saved(decision):
-            kept = results = jax.tree.map(reduce_precision, results)
+            saved = results = jax.tree.map(reduce_precision, results)
 
-        def again(kept: Any, *operands: Array) -> Any:
-            made = run(*operands)
-            return made if isinstance(kept, tuple) and not kept else jax.tree.map(with_tangent_of, kept, made)
+        def again(saved: Any, *operands: Array) -> Any:
+            recomputed = run(*operands)
+            is_nothing = isinstance(saved, tuple) and not saved
+            return recomputed if is_nothing else jax.tree.map(with_tangent_of, saved, recomputed)
 
         if jax.__version_info__ < (0, 12):
-            return results, functools.partial(again, kept)
-        return results, kept, again
+            return results, functools.partial(again, saved)
+        return results, saved, again
 
     rules[primitive] = rule
 
 
 def is_saved(decision: Any) -> bool:
-    """Return whether a policy's answer means "save". Only the name of its class says so in public."""
+    """Return whether a policy answers "save". Only the name of its class is public."""
     return decision is True or type(decision).__name__ == "SaveableType"
 
 
-#: The name of the primitive that `jax.checkpoint` makes. Under JAX_REMAT3 it is "call_hi_primitive", for others too.
+#: The name of the primitive of `jax.checkpoint`. Under JAX_REMAT3 it is "call_hi_primitive", which has other uses, too.
 CHECKPOINT = primitives.remat_p.name
 
 
 def checkpoint_of(params: dict[str, Any]) -> tuple[Any, Any, bool | tuple[bool, ...]] | None:
-    """Return the jaxpr, the policy and `prevent_cse` of a checkpoint from its parameters; None if it is none.
+    """Return the jaxpr, the policy and `prevent_cse` of a checkpoint from its parameters, or None for others.
 
     Under JAX_REMAT3 they are attributes of an object, which has no `prevent_cse` before 0.11.
     """

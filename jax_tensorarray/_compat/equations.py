@@ -1,4 +1,4 @@
-"""Make equations one by one, without tracing: that would take many times as long."""
+"""Make equations one by one, without tracing, which takes many times as long."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ def new_variable(aval: Any) -> Any:
 
 
 def is_drop(v: Any) -> bool:
-    """Return whether a variable stands for a result that nothing uses. The name of its class is all that says so.
+    """Return whether a variable is an unused result. Only the name of its class shows it.
 
     If JAX changes the name, an unused result counts as a used one.
     """
@@ -51,9 +51,9 @@ def made_jaxpr(
 
 
 def within(eqn: Equation, outer: Equation, name: str = "", *, has_line: bool = True) -> Any:
-    """Return the place in the source of an equation of a jaxpr that takes the place of another equation.
+    """Return the source info for an equation of a jaxpr that replaces another equation.
 
-    Unless it `has_line`, it has the line of the other one.
+    With `has_line` it has a line of its own, otherwise that of the other equation.
     """
     inner, around = eqn.source_info, outer.source_info
     stack = around.name_stack.extend(name) if name else around.name_stack
@@ -61,7 +61,7 @@ def within(eqn: Equation, outer: Equation, name: str = "", *, has_line: bool = T
 
 
 def frame_of(info: Any) -> tuple[str, int, int] | None:
-    """Return file, line and column of the innermost frame of the user's. Private. Without it no frame is known."""
+    """Return file, line and column of the innermost frame of the user. Private. Without it no frame is known."""
     if _user_frame is None:
         return None
     frame = _user_frame[0](info.traceback)

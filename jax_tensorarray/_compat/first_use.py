@@ -21,29 +21,29 @@ class Replacement(NamedTuple):
             setattr(self.owner, self.name, self.new)
 
 
-#: Makes the replacements, once.
+#: Returns the replacements.
 _make: Callable[[], Sequence[Replacement]] | None = None
 
-_made: Sequence[Replacement] | None = None
+_replacements: Sequence[Replacement] | None = None
 _are_put = False
 _putting = threading.RLock()
 
 
 def on_first_use(make: Callable[[], Sequence[Replacement]]) -> None:
-    """Say what the first use replaces."""
+    """Set the function that returns the replacements."""
     global _make
     _make = make
 
 
 def first_use() -> None:
-    """Put the replacements in place, unless they are. If this is interrupted, the next use goes on with it."""
-    global _made, _are_put
+    """Make the replacements, unless they are made. After an interrupt, the next use continues."""
+    global _replacements, _are_put
     if _are_put or _make is None:
         return
     warn_if_untested()
     with _putting:
         if not _are_put:
-            _made = _make() if _made is None else _made
-            for replacement in _made:
+            _replacements = _make() if _replacements is None else _replacements
+            for replacement in _replacements:
                 replacement.put()
             _are_put = True

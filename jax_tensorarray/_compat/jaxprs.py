@@ -13,17 +13,17 @@ Array = jax.Array
 
 
 def cached(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Remember the results of a function of a jaxpr and hashable values, for as long as the jaxpr lives.
+    """Cache a function of a jaxpr and hashable values as long as the jaxpr lives.
 
-    JAX wraps its own transformations of jaxprs in this: it knows the settings that tracing depends on. Without it,
-    derivatives of loops outside of jit are compiled in every call.
+    JAX uses this cache for its own transformations of jaxprs: its key has the settings of tracing. Without it, each
+    call of a derivative of a loop outside of jit compiles again.
     """
     private = private_names("util", "weakref_lru_cache")
     return function if private is None else private[0](function)
 
 
 def opened(jaxpr: Jaxpr) -> Any:
-    """Return the jaxpr without its consts: control flow of 0.10 holds a ClosedJaxpr; later ones are both in one."""
+    """Return the jaxpr without its consts: control flow of 0.10 has a ClosedJaxpr. Since 0.11 the two types are one."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
@@ -34,7 +34,7 @@ def replaced(jaxpr: Jaxpr, **changes: Any) -> Any:
 
 
 def closed(jaxpr: Jaxpr) -> Any:
-    """Return the jaxpr with its consts: before 0.11 some equations hold one without, and have no place for them."""
+    """Return the jaxpr with consts: before 0.11 some equations have a jaxpr without."""
     return jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
 
 
@@ -48,9 +48,9 @@ def lifted(jaxpr: Jaxpr) -> tuple[Any, list[Array]]:
 
 
 def closed_over(traced: Any) -> list[Array]:
-    """Return the tracers that a traced function has closed over: its first operands.
+    """Return the free variables of a traced function, which are tracers: its first operands.
 
-    No public name gives them. Without it `in_place` leaves such a function as it is.
+    Private. Without them `in_place` does not rewrite such a function.
     """
     return list(getattr(traced, "_consts", ()))
 
@@ -64,27 +64,27 @@ def known_part(jaxpr: Jaxpr, unknown: Sequence[bool], forced: Sequence[bool] = (
     private = private_names("interpreters.partial_eval", "partial_eval_jaxpr_nounits")
     if private is None:
         return jaxpr, [True] * len(jaxpr.out_avals)
-    known, _, unknown_outs, *_ = private[0](jaxpr, list(unknown), list(forced) or False)
-    inner = opened(known)
+    part, _, unknown_outs, *_ = private[0](jaxpr, list(unknown), list(forced) or False)
+    inner = opened(part)
     outvars = inner.outvars[: len(unknown_outs) - sum(unknown_outs)]  # the others are for the unknown part
-    return replaced(known, outvars=outvars, debug_info=inner.debug_info.with_unknown_names()), list(unknown_outs)
+    return replaced(part, outvars=outvars, debug_info=inner.debug_info.with_unknown_names()), list(unknown_outs)
 
 
 def name_of_function(jaxpr: Jaxpr) -> str:
-    """Return the name of the function that was traced, which is not documented. Without it the result is empty."""
+    """Return the name of the traced function. It is not documented. Without it the result is empty."""
     return getattr(getattr(opened(jaxpr), "debug_info", None), "func_name", None) or ""
 
 
 def has_callbacks(x: Any) -> bool:
-    """Return whether it would be visible to evaluate a jaxpr or an equation once more: by effects that are not on refs.
+    """Return whether users can see another evaluation of a jaxpr or equation: by effects besides those on refs.
 
-    The types of effects are private; those of refs say which input they belong to, and those of named axes are none.
+    The types of effects are private. Effects on refs have an input, and those of named axes are not visible.
     """
     return any(not hasattr(e, "input") and type(e).__name__ != "NamedAxisEffect" for e in x.effects)
 
 
 def has_ordered_effects(jaxpr: Jaxpr) -> bool:
-    """Return whether a jaxpr has effects that happen in their order. Only the name of an effect says so in public.
+    """Return whether a jaxpr has ordered effects. Only the name of an effect shows it.
 
     If JAX changes the name, a condition of a batched loop with such effects runs twice per step.
     """
@@ -92,15 +92,15 @@ def has_ordered_effects(jaxpr: Jaxpr) -> bool:
 
 
 def has_unordered_io(jaxpr: Jaxpr) -> bool:
-    """Return whether a jaxpr does input or output in no order. Only the name of the effect says so in public.
+    """Return whether a jaxpr has unordered input or output. Only the name of the effect shows it.
 
-    If JAX changes the name, such a loop runs also for examples of a batch that have ended, where JAX raises.
+    If JAX changes the name, such a loop also runs for examples that have ended, and JAX would raise.
     """
     return any(str(effect) == "IO" for effect in jaxpr.effects)
 
 
 def only_communicates(jaxpr: Jaxpr) -> bool:
-    """Return whether all effects of a jaxpr are uses of a named axis. Only their class says so, by its name.
+    """Return whether all effects of a jaxpr are uses of a named axis. Only the name of their class shows it.
 
     If JAX changes the name, JAX itself batches loops and conditionals that communicate, with copies of buffers.
     """
@@ -108,15 +108,15 @@ def only_communicates(jaxpr: Jaxpr) -> bool:
 
 
 def makes_refs(x: Any) -> bool:
-    """Return whether a jaxpr or an equation makes and drops refs. Private. Without it `in_place` leaves them."""
+    """Return whether a jaxpr or an equation creates refs. Private. Without it `in_place` does not rewrite them."""
     private = private_names("core", "InternalMutableArrayEffect")
     return private is not None and any(isinstance(effect, private[0]) for effect in x.effects)
 
 
 def discharged(jaxpr: Jaxpr) -> Any:
-    """Return the same closed jaxpr with those refs as arrays, as JAX has it before it compiles.
+    """Return the same closed jaxpr with those refs as arrays, like JAX before it compiles.
 
-    Private. Without it `in_place` leaves refs.
+    Private. Without it `in_place` does not rewrite refs.
     """
     private = private_names("state.discharge", "discharge_state")
     return jaxpr if private is None else private[0](jaxpr, should_discharge=False, lower=False)

@@ -1,4 +1,4 @@
-"""How JAX lowers primitives, and a hook that rewrites every program before JAX lowers it."""
+"""The lowering rules of primitives, and a hook that rewrites every program before JAX lowers it."""
 
 import functools
 import importlib
@@ -15,20 +15,19 @@ from jax_tensorarray._compat.private import private_names
 
 
 def lowers_its_bodies(primitive: Primitive) -> None:
-    """Say that the jaxprs in the parameters of `primitive` are lowered with it, as `mlir.lower_fun` does.
+    """Declare that the lowering of `primitive`, by `mlir.lower_fun`, lowers the jaxprs in its parameters.
 
-    Since 0.11 functions such as `jnp.searchsorted` are primitives that JAX takes apart before it lowers. It refuses a
-    primitive with such functions in its parameters if the primitive does not say how. Earlier versions have no such
-    primitives.
+    Since 0.11 functions such as `jnp.searchsorted` are primitives that JAX expands before the lowering. JAX refuses a
+    primitive with such functions in its parameters without this declaration. Earlier versions have no such primitives.
     """
     primitive.is_high = lambda *_, **__: False  # type: ignore[method-assign]
 
 
 def taken_apart(jaxpr: Any) -> Any:
-    """Return a closed jaxpr without the primitives that JAX takes apart before it lowers a program, and without refs.
+    """Return a closed jaxpr without the primitives that JAX expands before the lowering, and without refs.
 
-    `mlir.lower_fun` does so with the jaxprs that it traces. Private. Without it such primitives and refs in a loop of
-    this library cannot be lowered.
+    `mlir.lower_fun` does the same with the jaxprs that it traces. Private. Without it JAX cannot lower such primitives
+    and refs in a loop of this library.
     """
     if _lower_jaxpr and getattr(jaxpr.jaxpr, "is_high", False):
         jaxpr = _lower_jaxpr[0](jaxpr)
@@ -43,7 +42,7 @@ _of_refs = private_names("core", "InternalMutableArrayEffect")
 
 
 class Traceable(NamedTuple):
-    """A function that JAX traces when it lowers a primitive."""
+    """A function that JAX traces in the lowering of a primitive."""
 
     fun: Callable[..., Any]
     multiple_results: bool
@@ -54,11 +53,11 @@ class Traceable(NamedTuple):
 
 
 def traceable_lowerings(primitive: Primitive) -> dict[str, Traceable | None]:
-    """Return the functions that JAX traces when it lowers a primitive, by platform; "" is any other platform.
+    """Return the functions that JAX traces in the lowering of a primitive, by platform; "" is any other platform.
 
-    It is None if the rule of a platform is not made by `mlir.lower_fun`. There is nothing if the primitive has rules
-    besides those for derivatives, batches and lowering. Where JAX keeps these rules, and a rule its function, is
-    private. Without it `in_place` does not look into primitives of other libraries.
+    The entry is None if the rule of a platform is not from `mlir.lower_fun`. The result is empty if the primitive has
+    rules besides those for derivatives, batches and lowering. The tables of these rules are private, and so is the
+    function in a rule. Without them `in_place` does not rewrite primitives of other libraries.
     """
     if _tables_of_lowerings is None or type(primitive) is not Primitive:
         return {}
@@ -70,7 +69,7 @@ def traceable_lowerings(primitive: Primitive) -> dict[str, Traceable | None]:
 
 
 def traced_lowering(primitive: Primitive) -> Traceable | None:
-    """Return the function that JAX traces when it lowers a primitive on any platform, None if some have another."""
+    """Return the function that JAX traces in the lowering of a primitive on all platforms, or None without such."""
     if _tables_of_lowerings is None:
         return None
     common, of_platforms, _ = _tables_of_lowerings
@@ -83,18 +82,18 @@ def _traced_by(entry: Any) -> Traceable | None:
     if not isinstance(rule, FunctionType) or rule.__code__ is not getattr(_made_by_lower_fun, "__code__", None):
         return None
     cells = (cell.cell_contents for cell in rule.__closure__ or ())
-    held = dict(zip(rule.__code__.co_freevars, cells, strict=True))
-    return Traceable(**held) if held.keys() == set(Traceable._fields) else None
+    values = dict(zip(rule.__code__.co_freevars, cells, strict=True))
+    return Traceable(**values) if values.keys() == set(Traceable._fields) else None
 
 
-#: Looked up once: this is asked of every equation that `in_place` has no rule for.
+#: Looked up once, because `in_place` needs it for every equation without a rule.
 _tables_of_lowerings = private_names(
     "interpreters.mlir", "_lowerings", "_platform_specific_lowerings", "_uncacheable_primitives"
 )
 
 _made_by_lower_fun: Any = mlir.lower_fun(lambda: ())
 
-#: The tables of rules that few primitives have.
+#: The tables of rarer rules.
 _further_rules = [
     table
     for module, *names in (
@@ -130,18 +129,18 @@ def is_divided() -> bool:
     return _now.is_divided
 
 
-#: Maps a program to the one that is lowered in its place.
+#: Maps a program to the one that JAX lowers instead.
 Rewrite = Callable[[Any, Sequence[str], bool, bool, Sequence[Any] | None], Any]
 
 
 def before_lowering(rewritten: Rewrite) -> list[Replacement]:
     """Return the patch that rewrites every program before JAX lowers it.
 
-    `rewritten` is given the program, the platforms that it is for, whether JAX compiles it next, whether it is for
-    several devices, and how these divide the results, as far as JAX knows.
+    `rewritten` gets the program, its platforms, whether JAX compiles it next, whether it is for several devices, and
+    the shardings of the results, as far as JAX knows them.
 
-    A lowering rule sees one operation of one function; the order of reads and writes of a buffer is a matter of
-    whole programs. Without this hook, a write that does not depend on an earlier read copies the buffer.
+    A lowering rule sees one operation of one function, but the order of reads and writes is a property of the whole
+    program. Without this hook, a write that does not depend on an earlier read copies the buffer.
     """
     private = private_names("interpreters.mlir", "lower_jaxpr_to_module")
     if private is None:

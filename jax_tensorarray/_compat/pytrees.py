@@ -1,7 +1,7 @@
-"""Which function of JAX flattens or unflattens a pytree.
+"""Find the function of JAX that flattens or unflattens a pytree.
 
-JAX passes this to no pytree rule, so the rule looks at the frames that called it. The names of JAX's modules are
-private. If one changes, the answers become False. The docstrings say what this costs.
+JAX does not tell a pytree rule, so the rule looks at the frames of its callers. The names of JAX's modules are private.
+If one changes, the answers become False. The docstrings say what this costs.
 """
 
 import inspect
@@ -11,23 +11,23 @@ from jax_tensorarray._compat.tracing import executes_eagerly
 
 
 def flattened_by_control_flow() -> bool:
-    """Return whether `lax.scan`, `while_loop`, `cond` or one of their kin called the pytree rule that calls this.
+    """Return whether `lax.scan`, `while_loop`, `cond` or the like calls the pytree rule that calls this.
 
-    A TensorArray whose rows have no known shape then raises. If the answer is wrongly False, it enters the loop. A loop
-    that writes its first row then gets JAX's error for two pytrees that differ in their metadata.
+    A TensorArray with rows of unknown shape then raises. If the answer is wrongly False, it enters the loop. A loop
+    that writes its first row then gets JAX's error for two pytrees with different metadata.
     """
     frame = _frame_that_flattens()
     return frame is not None and frame.f_globals["__name__"].startswith("jax._src.lax.control_flow")
 
 
 def unflattened_by_control_flow() -> bool:
-    """Return whether the pytree rule that calls this makes an argument of the body of a loop, or of a branch, of JAX.
+    """Return whether the pytree rule that calls this makes an argument of a body of a loop, or of a branch, of JAX.
 
-    A TensorArray without `max_size` then raises if a write needs more rows than its buffers have. If the answer is
-    wrongly False, it grows. JAX then raises for shapes that differ before and after a step, or between branches.
+    A TensorArray without `max_size` then raises if a write does not fit into its buffers. If the answer is wrongly
+    False, it grows. JAX then raises for different shapes before and after a step, or in two branches.
     """
     first, later = _frame_that_flattens(), _frame_that_flattens(_TRACING)
-    is_result = first is later  # no tracing is between the two
+    is_result = first is later  # without tracing between the two
     return not is_result and later is not None and later.f_globals["__name__"].startswith("jax._src.lax.control_flow")
 
 
@@ -35,21 +35,21 @@ _TRACING = ("jax._src.linear_util", "jax._src.interpreters", "jax._src.profiler"
 
 
 def flattened_by_grad() -> bool:
-    """Return whether `jax.grad` or one of its kin called the pytree rule that calls this, and refuses integers.
+    """Return whether `jax.grad` or the like calls the pytree rule that calls this, and refuses integers.
 
-    It serves an error message only: otherwise users would read of an int32 that they have not given. JAX flattens what
-    it differentiates in these functions, and then hands it to others.
+    This serves an error message only: otherwise users would read of an int32 that is not theirs. JAX flattens the
+    differentiated arguments in these functions.
     """
     frame = _frame_that_flattens()
     if frame is None or frame.f_globals["__name__"] != "jax._src.api":
         return False
-    known = frame.f_locals
-    is_before = "vjp_py" not in known and "y" not in known  # later it flattens results
-    return frame.f_code.co_name in ("value_and_grad_f", "jacfun") and is_before and not known.get("allow_int", False)
+    names = frame.f_locals
+    is_before = "vjp_py" not in names and "y" not in names  # later it flattens results
+    return frame.f_code.co_name in ("value_and_grad_f", "jacfun") and is_before and not names.get("allow_int", False)
 
 
 def flattened_by(library: str) -> bool:
-    """Return whether a library flattens the pytree right now, perhaps by calls, and not in a traced function."""
+    """Return whether a library flattens the pytree, directly or by calls, and not in a traced function."""
     if not executes_eagerly():
         return False
     frame = inspect.currentframe()
@@ -61,7 +61,7 @@ def flattened_by(library: str) -> bool:
 
 
 def _frame_that_flattens(others: tuple[str, ...] = ()) -> FrameType | None:
-    """Return the frame that called the pytree rule that calls this, past JAX's functions for pytrees, and others."""
+    """Return the frame that calls the pytree rule that calls this, without JAX's functions for pytrees and `others`."""
     frame = inspect.currentframe()
     skipped = ("jax_tensorarray", "jax._src.tree_util", "jax._src.flattree", "jax._src.api_util", *others)
     while frame is not None and frame.f_globals.get("__name__", "jax_tensorarray").startswith(skipped):

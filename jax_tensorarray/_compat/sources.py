@@ -1,4 +1,4 @@
-"""Places in the source of a program: of equations, and of the frames of this package."""
+"""Source lines: of equations, and of the frames of this package."""
 
 import contextlib
 import functools
@@ -18,27 +18,27 @@ _source_info = private_names("source_info_util", "user_context", "current_name_s
 
 
 def at_source_of(eqn: Equation) -> Any:
-    """Return a context in which what is traced has the place in the source of an equation.
+    """Return a context in which traced equations get the source line of an equation.
 
-    In the functions that JAX jits itself, such as `jnp.where`, equations have no line of the user's. They keep that of
-    the call, which is where we are. Private. Without it the result of a loop or `in_place` seems to come from where
-    these are called.
+    In functions that JAX jits itself, such as `jnp.where`, equations have no line of the user. They get the line of the
+    call, which is the current one. Private. Without it the equations of a loop or of `in_place` have the line of its
+    call.
     """
     if _source_info is None:
         return contextlib.nullcontext()
     user_context, current_name_stack, current, is_users = _source_info
     info = eqn.source_info
     codes, _ = info.traceback.raw_frames() if info.traceback else ((), ())
-    is_known = any(is_users(code.co_filename) for code in codes)
+    has_line = any(is_users(code.co_filename) for code in codes)
     return user_context(
-        info.traceback if is_known else current().traceback, name_stack=current_name_stack() + info.name_stack
+        info.traceback if has_line else current().traceback, name_stack=current_name_stack() + info.name_stack
     )
 
 
 def source_here() -> Callable[[], Any]:
-    """Remember where the user is: return a function that gives a context for tracing at that place in the source.
+    """Return a function that returns a context for tracing at the current line of the user.
 
-    JAX keeps the innermost frames of a stack: deep in a loop, none of the user's. Private. Without it a loop has no
+    JAX stores only the innermost frames of a stack: deep in a loop, none of the user. Private. Without it a loop has no
     line.
     """
     if _source_info is None:
@@ -48,13 +48,13 @@ def source_here() -> Callable[[], Any]:
 
 
 def placed_as(fun: Any) -> Callable[[_F], _F]:
-    """Return a decorator for a function of ours that calls `fun`: JAX's errors then name the user's function and line.
+    """Return a decorator for a function of ours that calls `fun`: JAX's errors then have the name and line of `fun`.
 
-    JAX looks for both in `__wrapped__`. The signature remains that of our function, whose arguments JAX names.
+    JAX reads both from `__wrapped__`. The signature stays that of our function, because JAX names its arguments.
     """
 
     def placed(ours: _F) -> _F:
-        if callable(fun):  # else JAX's loop says what is wrong
+        if callable(fun):  # otherwise JAX's loop raises its error
             ours.__signature__ = inspect.signature(ours)  # type: ignore[attr-defined]
             ours.__wrapped__ = fun  # type: ignore[attr-defined]
         return ours
@@ -63,10 +63,10 @@ def placed_as(fun: Any) -> Callable[[_F], _F]:
 
 
 def hide_own_frames() -> None:
-    """Have JAX pass over the frames of this package as over its own: in source locations and in tracebacks.
+    """Make JAX skip the frames of this package like its own: in source locations and in tracebacks.
 
-    Our hooks are below every program that is lowered, and would be the innermost line of each of its functions. Without
-    the second, private name our frames stay in the tracebacks that JAX filters.
+    Our hooks are in the stack of every lowering, and would be the innermost line of each function. Without the second,
+    private name our frames stay in the tracebacks that JAX filters.
     """
     package = os.path.dirname(os.path.dirname(__file__))
     source_info_util.register_exclusion(package + os.sep)

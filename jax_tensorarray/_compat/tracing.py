@@ -1,4 +1,4 @@
-"""Tracers, their types, and what JAX does with the operations that are called right now."""
+"""Tracers, their types, and the current trace of JAX."""
 
 import contextlib
 import sys
@@ -15,18 +15,18 @@ Array = jax.Array
 
 
 def varying_axes(x: Any) -> frozenset[Any]:
-    """Return the manual axes of a mesh, in `shard_map`, over which `x`, or an array of this type, differs.
+    """Return the manual axes of a mesh, in `shard_map`, over which `x`, an array or a type, varies.
 
-    The attribute of the type is documented, its name is not. Without it, `shard_map` needs `check_vma=False`.
+    The documentation mentions the attribute, but not its name. Without it, `shard_map` needs `check_vma=False`.
     """
     manual = getattr(x if isinstance(x, AbstractValue) else jax.typeof(x), "mat", None)  # a ref has a type too
     return getattr(manual, "varying", frozenset())
 
 
 def varying_over_batches(x: Array) -> Array:
-    """Return a batched operand of a batching rule, varying over the axes of `spmd_axis_name` of a `vmap`.
+    """Make a batched operand of a batching rule vary over the axes of `spmd_axis_name` of a `vmap`.
 
-    JAX's own rules do so in private. Without it a `shard_map` under such a `vmap` needs `check_vma=False`.
+    JAX's own rules do the same. Private. Without it a `shard_map` under such a `vmap` needs `check_vma=False`.
     """
     return x if _insert_pvary is None else _insert_pvary[0](x)[0]
 
@@ -35,13 +35,13 @@ _insert_pvary = private_names("interpreters.batching", "spmd_names_insert_pvary"
 
 
 def can_name_axes() -> bool:
-    """Return whether the body of a `shard_map` can be traced by itself. Private. Without it JAX lowers it as it is."""
+    """Return whether we can trace the body of a `shard_map` alone. Private. Without it our passes skip the body."""
     return _extend_axis_env is not None and _check_vma is not None
 
 
 @contextlib.contextmanager
 def naming_axes(params: dict[str, Any]) -> Iterator[None]:
-    """Name the axes over which a `shard_map` with these parameters divides, as where JAX lowers its body."""
+    """Name the axes of a `shard_map` with these parameters, like JAX when it lowers the body."""
     extend, check = _extend_axis_env[0], _check_vma[0]  # type: ignore[index]
     with extend(params["mesh"], set(params["newly_manual_axes"])), check(params["check_vma"]):
         yield
@@ -52,10 +52,10 @@ _check_vma = private_names("config", "_check_vma")
 
 
 def is_differentiated(x: Any) -> bool:
-    """Return whether a derivative is being taken right now with respect to `x`, or to a value that `x` is made of.
+    """Return whether JAX is differentiating with respect to `x`, or a value on which `x` depends.
 
-    The tracer of reverse mode is private. Without it `in_place` repairs loops only after they have been differentiated
-    in reverse, and leaves some of the loops that differentiation makes.
+    The tracer of reverse mode is private. Without it `in_place` rewrites loops only after differentiation in reverse,
+    and does not rewrite some of the loops that differentiation makes.
     """
     return isinstance(x, ad.JVPTracer if _linearize_tracer is None else (ad.JVPTracer, *_linearize_tracer))
 
@@ -64,16 +64,16 @@ _linearize_tracer = private_names("interpreters.ad", "LinearizeTracer")
 
 
 def maker_of(x: Any) -> Any:
-    """Return the equation that has made a traced array, None if that is not known.
+    """Return the equation that makes a traced array, or None if it is unknown.
 
-    It is private. Without it two arrays of zeros are not seen to be equal, nor a mask to be of one row if a loop
-    that is differentiated closes over `jnp.arange`.
+    Private. Without it `in_place` does not see that two arrays of zeros are equal, nor that a mask selects one row if a
+    differentiated loop closes over `jnp.arange`.
     """
     return getattr(x, "parent", None) if isinstance(x, _jit_tracer) else None
 
 
 def operands_of(maker: Any) -> list[Any]:
-    """Return the operands of an equation that `maker_of` has found: arrays, and numbers as they are."""
+    """Return the operands of an equation from `maker_of`: arrays, and numbers unchanged."""
     return [x.full_lower() for x in maker.in_tracers]
 
 
@@ -81,9 +81,9 @@ _jit_tracer = tuple(private_names("interpreters.partial_eval", "DynamicJaxprTrac
 
 
 def executes_eagerly() -> bool:
-    """Return whether an operation on concrete arrays is run right now, rather than recorded by a transformation.
+    """Return whether an operation on concrete arrays runs eagerly, and no transformation records it.
 
-    Only then may a TensorArray be updated in place outside of `jit`. Without this knowledge such writes copy.
+    Only then may a write update a TensorArray in place outside of `jit`. Without this knowledge such writes copy.
     """
     return _trace_state_clean is not None and bool(_trace_state_clean[0]())
 
@@ -92,7 +92,7 @@ _trace_state_clean = private_names("core", "trace_state_clean")
 
 
 def traced_as_a_whole(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return `f(*args, **kwargs)`. If it is interrupted, end the traces that it has begun.
+    """Return `f(*args, **kwargs)`. After an interrupt, end the traces that it has begun.
 
     JAX ends a trace in Python (`SetCurrentTraceContextManager.__exit__`). If an interrupt comes there, every later
     operation of this thread returns a tracer. The function that ends all traces is private. Without it this may happen
@@ -111,9 +111,9 @@ _reset_trace_state = private_names("core", "reset_trace_state")
 
 
 def records_equations() -> bool:
-    """Return whether operations become equations of a jaxpr right now, as they do while JAX traces for `jax.jit`.
+    """Return whether operations become equations of a jaxpr, as when JAX traces for `jax.jit`.
 
-    Private. Without it a NaN in a function under `in_place` is not reported by `jax.debug_nans` as in plain JAX.
+    Private. Without it `jax.debug_nans` does not report a NaN in a function under `in_place` as in plain JAX.
     """
     return _trace_context is None or _jit_trace is None or isinstance(_trace_context[0].trace, _jit_trace)
 
@@ -123,7 +123,7 @@ _jit_trace = tuple(private_names("interpreters.partial_eval", "DynamicJaxprTrace
 
 
 def looks_for_nans() -> bool:
-    """Return whether JAX calls a function again, operation by operation, to find the one that has made a NaN.
+    """Return whether JAX runs a function again, operation by operation, to find the source of a NaN.
 
     The name of the function is private. Without it JAX searches twice in `jax.jit(in_place(f))`, and says so.
     """

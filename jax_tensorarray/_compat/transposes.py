@@ -1,4 +1,9 @@
-"""Cotangents that are accumulated in place, through loops and calls, by JAX's own backward pass."""
+"""Accumulate cotangents in place, through loops and calls, in JAX's own backward pass.
+
+ct_b = ct_b + zeros.at[i].set(ct)      # the transpose of `ta_read(b, i)` in JAX
+# becomes
+ct_b = ta_add(ct_b, i, ct)
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -19,16 +24,16 @@ Array = jax.Array
 # --- in-place accumulation of cotangents -----------------------------------------------------------------------
 #
 # The transpose of a read adds one row to the cotangent of the buffer. An ordinary transpose rule returns a dense
-# cotangent, which JAX adds to the running one: O(buffer) a read. `fancy_transposes` hands a rule the accumulators
-# themselves. Without it the ordinary rule is used, and a loop that reads is quadratic under grad, as in plain JAX.
+# cotangent, which JAX adds to the running one: O(buffer) per read. A rule in `fancy_transposes` gets the accumulators
+# themselves. Without it JAX uses the ordinary rule, and a loop that reads is quadratic under grad, as in plain JAX.
 
 
 def register_accumulating_transpose(
     primitive: Primitive, accumulate: Callable[..., Array], dense: Callable[..., Sequence[Array | None]]
 ) -> None:
-    """Transpose `primitive`, linear in its first operand, by updating the cotangent that is already there.
+    """Transpose `primitive`, linear in its first operand, by an update of the running cotangent.
 
-    `accumulate(running, ct, *rest, **params)` returns the running cotangent with this equation's share in it.
+    `accumulate(running, ct, *rest, **params)` returns the running cotangent plus that of this equation.
     """
     ad.primitive_transposes[primitive] = dense
     private = private_names("interpreters.ad", "fancy_transposes", "ValAccum", "RefAccum")
@@ -39,10 +44,10 @@ def register_accumulating_transpose(
     table, ValAccum, RefAccum = private
 
     class Deferred(ValAccum):  # type: ignore[misc]
-        """An accumulator that has only rows so far: they wait for a dense cotangent to be added to, if one comes."""
+        """An accumulator that has only rows so far. It adds them to a dense cotangent, or to zeros at the end."""
 
         val: Any
-        dtype: Any  #: that of the rows: a rule of a `custom_vjp` may give a cotangent of another than the buffer's
+        dtype: Any  #: of the rows. A rule of a `custom_vjp` may return a cotangent of another dtype than the buffer
         pending: list[Callable[[Array], Array]]
 
         def accum(self, x: Any) -> None:
@@ -86,15 +91,15 @@ def register_accumulating_transpose(
 _accumulating: set[Primitive] = set()
 
 
-# Control flow transposes its body with fresh accumulators and adds the dense results to the running ones: again
-# O(buffer) for a read inside a nested jit, a cond branch or an inner scan. The remedy needs no new transpose:
-# a body that also *returns* a buffer it reads has a transpose that *starts* from that output's cotangent. So the
-# rules below forward such inputs as extra outputs and pass the running cotangent as the cotangent of those.
-# Without `fancy_transposes` there are none.
+# Control flow transposes its body with new accumulators and adds the dense results to the running ones: again O(buffer)
+# for a read inside a nested jit, a cond branch or an inner scan. The remedy needs no new transpose: if a body also
+# *returns* a buffer that it reads, its transpose *starts* from the cotangent of that output. So the rules below forward
+# such inputs as extra outputs, and the running cotangent is the cotangent of these. Without `fancy_transposes` we have
+# no such rules.
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """Return (number of consts, number of carries) of a scan; 0.11 and later keep them as the shapes of trees."""
+    """Return (number of consts, number of carries) of a scan. Since 0.11 they are in the structures of trees."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
@@ -102,14 +107,14 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def _forwarding(jaxpr: Jaxpr, inputs: Sequence[int]) -> Any:
-    """Return `jaxpr` with those inputs returned as further outputs."""
+    """Return `jaxpr` with these inputs as further outputs."""
     inner = opened(jaxpr)
     outvars = [*inner.outvars, *(inner.invars[k] for k in inputs)]
     return replaced(jaxpr, outvars=outvars, debug_info=inner.debug_info.with_unknown_names())
 
 
 def _merging(jaxpr: Jaxpr, pairs: Sequence[tuple[int, int]]) -> Any:
-    """Return `jaxpr` with the first input of each pair instead of the second, which is not used any more."""
+    """Return `jaxpr` with each use of the second input of a pair replaced by the first."""
     inner = opened(jaxpr)
     merged = {inner.invars[second]: inner.invars[first] for first, second in pairs}
 
@@ -120,19 +125,19 @@ def _merging(jaxpr: Jaxpr, pairs: Sequence[tuple[int, int]]) -> Any:
     return replaced(jaxpr, eqns=eqns, outvars=renamed(inner.outvars))
 
 
-#: The default of the shardings of a `jit`. Private, and only used here, for results that are forwarded.
+#: The default of the shardings of a `jit`. Private, and used only for forwarded results.
 (UNSPECIFIED,) = private_names("sharding_impls", "UNSPECIFIED") or (None,)
 
 
 def is_unspecified(sharding: Any) -> bool:
-    """Return whether a sharding or layout of a `jit` is left to JAX. Only the name of its class says so in public."""
+    """Return whether a sharding or layout of a `jit` is unspecified. Only the name of its class shows it."""
     return sharding is None or type(sharding).__name__ == "UnspecifiedValue"
 
 
 def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
-    """Return rules by which reads inside nested jit, cond, scan and checkpoint add to the cotangent outside in place.
+    """Return rules with which reads inside nested jit, cond, scan and checkpoint add to the outer cotangent in place.
 
-    `entries` is the registry of primitives that run jaxprs.
+    `entries` is the registry of higher-order primitives.
     """
     private = private_names("interpreters.ad", "fancy_transposes", "ValAccum")
     caching = private_names("util", "weakref_lru_cache")
@@ -142,16 +147,16 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
     (weakref_lru_cache,) = caching
     installed = [p for p in table if p is jax_primitives.scan_p or (p.name in entries and entries[p.name].with_bodies)]
 
-    def stands_for(primitive: Primitive) -> Primitive:
-        """Return the primitive that a node stands for: since 0.12 `jax.vjp` has nodes for those that run jaxprs."""
+    def of_node(primitive: Primitive) -> Primitive:
+        """Return the primitive of a node: since 0.12 `jax.vjp` has nodes for higher-order primitives."""
         return getattr(primitive, "prim", primitive)
 
     def accumulated(jaxpr: Jaxpr) -> frozenset[int]:
-        """Return the positions of the inputs into whose cotangent an accumulating primitive adds in place."""
+        """Return the numbers of the inputs to whose cotangents an accumulating primitive adds in place."""
         position = {id(v): k for k, v in enumerate(jaxpr.invars)}
         positions = {position.get(id(eqn.invars[0])) for eqn in jaxpr.eqns if eqn.primitive in _accumulating}
-        for eqn in (eqn for eqn in jaxpr.eqns if stands_for(eqn.primitive) in installed):
-            positions |= {position.get(id(eqn.invars[k])) for k in read_by(stands_for(eqn.primitive), eqn.params)}
+        for eqn in (eqn for eqn in jaxpr.eqns if of_node(eqn.primitive) in installed):
+            positions |= {position.get(id(eqn.invars[k])) for k in read_by(of_node(eqn.primitive), eqn.params)}
         return frozenset(positions - {None})  # type: ignore[arg-type]
 
     accumulated_inputs = weakref_lru_cache(accumulated)
@@ -159,15 +164,15 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
     forwarding, merging = weakref_lru_cache(_forwarding), weakref_lru_cache(_merging)
 
     def read_by(primitive: Primitive, params: dict[str, Any]) -> set[int]:
-        """Return the numbers of such operands of an equation."""
+        """Return the numbers of these operands of an equation."""
         bodies = entries[primitive.name].bodies(params)
         return {body.first + k for body in bodies for k in accumulated_inputs(opened(body.jaxpr))}
 
     def seeds(cts: Sequence[Any], args: Sequence[Any], inputs: Sequence[int]) -> tuple[list[int], dict[int, int]]:
-        """Return the inputs whose running cotangent is a value to start from, unless there is nothing to transpose.
+        """Return the inputs with a running cotangent to start from, or none if all cotangents are zero.
 
-        One accumulator may be several operands, and its value is taken once. So the second result maps the further
-        inputs of an accumulator to its first.
+        Several operands may have the same accumulator, whose value counts once. So the second result maps its other
+        inputs to the first.
         """
         if all(type(ct) is ad.Zero for ct in cts):
             return [], {}
@@ -176,13 +181,13 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
         return [k for k in hot if first[k] == k], {k: j for k, j in first.items() if j != k}
 
     def take(args: Sequence[Any], hot: Sequence[int]) -> list[Any]:
-        taken = [args[k].val for k in hot]
+        values = [args[k].val for k in hot]
         for k in hot:
             args[k].val = ad.Zero(args[k].aval)
-        return taken
+        return values
 
     def once(jaxpr: Jaxpr, twins: dict[int, int], first: int = 0) -> Any:
-        """Merge the inputs of a body that are one accumulator."""
+        """Merge the inputs of a body with the same accumulator."""
         return merging(jaxpr, tuple((j - first, k - first) for k, j in twins.items())) if twins else jaxpr
 
     def wrapped(primitive: Primitive) -> Callable[..., Any]:
@@ -202,7 +207,7 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
     def const_to_carry(
         jaxpr: Jaxpr, hot: tuple[int, ...], left_out: tuple[int, ...], num_consts: int, num_carry: int
     ) -> Any:
-        """Return the body of a scan with those consts as its last carries, returned unchanged, or left out."""
+        """Return the body of a scan with the consts `hot` as its last carries, unchanged, without the `left_out`."""
         inner = opened(jaxpr)
         moved = [inner.invars[k] for k in hot]
         consts = [v for k, v in enumerate(inner.invars[:num_consts]) if k not in (*hot, *left_out)]
@@ -218,12 +223,12 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
     cached_const_to_carry = weakref_lru_cache(const_to_carry)
 
     def rescan(params: dict[str, Any], args: Sequence[Any], moved: int, left_out: int) -> dict[str, Any]:
-        """Return the parameters of a scan that has `moved` of its consts as carries instead, and others no more."""
+        """Return the parameters of a scan with `moved` consts as carries instead, and without `left_out` consts."""
         num_consts, num_carry = scan_counts(params)
         fewer = num_consts - moved - left_out
         if "num_consts" in params:
             return params | {"num_consts": fewer, "num_carry": num_carry + moved}
-        # There since 0.11, with `ft_in`. Without it a scan's numbers of operands could not be changed.
+        # Since 0.11, with `ft_in`. Without it we cannot change the numbers of operands of a scan.
         from jax._src import flattree as ft
 
         num_ys = len(opened(params["jaxpr"]).outvars) - num_carry
@@ -242,7 +247,7 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
             hot, twins = seeds(cts, args, reads)
             if not hot:
                 return original(cts, *args, **params)
-            # A twin that were left as a const would have a cotangent of its own: zeros, that are added in the end.
+            # If a twin stayed a const, it would have another cotangent: zeros, which JAX adds in the end.
             jaxpr = once(params["jaxpr"], twins)
             jaxpr = cached_const_to_carry(jaxpr, tuple(hot), tuple(twins), num_consts, num_carry)
             cts = [*cts[:num_carry], *take(args, hot), *cts[num_carry:]]
@@ -255,6 +260,6 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
 
     rules = {p: wrapped_scan() if p is jax_primitives.scan_p else wrapped(p) for p in installed}
     for (node_of,) in filter(None, [private_names("interpreters.ad", "vjp_node")]):
-        # A node takes the rules of its primitive when it is first made, which may have been before.
+        # A node copies the rules of its primitive when JAX makes it, perhaps earlier.
         rules |= {node_of(primitive): rule for primitive, rule in rules.items()}
     return [Replacement(table, primitive, rule) for primitive, rule in rules.items()]

@@ -1,4 +1,4 @@
-"""Warn once if JAX is newer than every version that this library has been tested with."""
+"""Warn once if JAX is newer than the newest tested version."""
 
 import warnings
 
@@ -6,7 +6,7 @@ import jax
 
 from jax_tensorarray import _environment, _faults
 
-#: The newest minor version of JAX that the tests have passed with.
+#: The newest minor version of JAX with which the tests pass.
 NEWEST_TESTED = (0, 12)
 
 VARIABLE = "JAX_TENSORARRAY_UNTESTED_JAX"
@@ -17,8 +17,8 @@ _has_looked = False
 def warn_if_untested() -> None:
     """Warn if JAX is newer than `NEWEST_TESTED`, once per process.
 
-    Private names of JAX may be missing there. Then loops may be slow again, as `_compat` says of each name. The
-    warning comes at the first use and not at import, since a program may import this library and not use it.
+    Private names of JAX may be missing there. Then loops may be slow again: `_compat` says so for each name. The
+    warning comes at the first use and not at import, because a program may import this library and not use it.
 
     Raises:
         ValueError: the variable `JAX_TENSORARRAY_UNTESTED_JAX` has an unknown value.

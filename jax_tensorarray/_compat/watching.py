@@ -1,4 +1,4 @@
-"""Watch what JAX compiles, and which compiled functions it calls."""
+"""Watch JAX's compilations and its calls of compiled functions."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ from jax_tensorarray._compat.private import private_names
 
 
 class _Watcher(NamedTuple):
-    seen: Callable[[str, Any, Any], None]
+    notify: Callable[[str, Any, Any], None]
     needs_lines: Callable[[Any], bool]
     needs_functions: bool
 
@@ -28,25 +28,25 @@ _watchers: list[_Watcher] = []
 _unwatched: list[tuple[Any, str, Any]] = []
 _watching = threading.Lock()
 
-#: At most so many lowered programs are remembered until they are compiled.
+#: We store at most so many lowered programs until JAX compiles them.
 _LOWERED = 256
 
 
 @contextlib.contextmanager
 def compilations(
-    seen: Callable[[str, Any, Any], None],
+    notify: Callable[[str, Any, Any], None],
     needs_lines: Callable[[Any], bool] = lambda jaxpr: False,
     needs_functions: bool = False,
 ) -> Iterator[None]:
-    """Call `seen(name, jaxpr, executable)` for every program that JAX compiles meanwhile, in any thread.
+    """Call `notify(name, jaxpr, executable)` for every program that JAX compiles in the block, in any thread.
 
     For programs with a jaxpr that `needs_lines`, JAX's persistent cache distinguishes source lines and scopes. If the
     caller `needs_functions`, `function_of` finds functions in the block, which keeps them and their constants alive.
 
-    There is no public way to look at what other code has compiled. Without these names it raises NotImplementedError.
-    The jaxpr is None where JAX had lowered the program before.
+    JAX has no public way to watch the compilations of other code. Without these names it raises NotImplementedError.
+    The jaxpr is None if JAX has lowered the program before.
     """
-    watcher = _Watcher(seen, needs_lines, needs_functions)
+    watcher = _Watcher(notify, needs_lines, needs_functions)
     with _watching:
         if not _watchers:
             _watch_compilations()
@@ -63,19 +63,19 @@ def compilations(
 
 
 def _watch_compilations() -> None:
-    first_use()  # it replaces the same function, for good
+    first_use()  # it replaces the same function permanently
     lowering, compiling = (importlib.import_module(f"jax._src.{name}") for name in ("interpreters.mlir", "compiler"))
     lower = getattr(lowering, "lower_jaxpr_to_module", None)
     compile_ = getattr(compiling, "compile_or_get_cached", None)
     if lower is None or compile_ is None:
         raise NotImplementedError(f"jax {jax.__version__} does not tell what it compiles")
-    lowered: dict[int, tuple[Any, Any]] = {}  # with the module, so that no other one gets its number
+    lowered: dict[int, tuple[Any, Any]] = {}  # the module keeps its id from being reused
 
     @functools.wraps(lower)
     def lower_and_keep(name: str, jaxpr: Jaxpr, *args: Any, **kwargs: Any) -> Any:
         result = lower(name, jaxpr, *args, **kwargs)
         lowered[id(result.module)] = (result.module, jaxpr)
-        while len(lowered) > _LOWERED:  # a program may be lowered and never compiled
+        while len(lowered) > _LOWERED:  # JAX may never compile a lowered program
             lowered.pop(next(iter(lowered)), None)
         return result
 
@@ -88,7 +88,7 @@ def _watch_compilations() -> None:
             executable = compile_(backend, module, *args, **kwargs)
         name = mlir.ir.StringAttr(module.operation.attributes["sym_name"]).value
         for watcher in watchers:
-            watcher.seen(name, jaxpr, executable)
+            watcher.notify(name, jaxpr, executable)
         return executable
 
     tracing = importlib.import_module("jax._src.pjit")
@@ -112,10 +112,10 @@ def _watch_compilations() -> None:
 
 
 @contextlib.contextmanager
-def lines_of_today(needed: bool = True) -> Iterator[None]:
+def lines_of_today(applies: bool = True) -> Iterator[None]:
     """Make JAX's persistent cache distinguish programs that differ only in their source lines and scopes."""
     name = "jax_compilation_cache_include_metadata_in_key"
-    if not needed or getattr(jax.config, name):
+    if not applies or getattr(jax.config, name):
         yield
         return
     jax.config.update(name, True)
@@ -141,20 +141,20 @@ class JittedFunction(NamedTuple):
     names: Sequence[str]
 
 
-#: So many functions are remembered between their tracing and their compilation.
+#: We store so many functions between their tracing and their compilation.
 _REMEMBERED = 64
 
 
-#: The functions that JAX has traced while somebody watches, with their sources.
+#: The functions that JAX has traced while we watch, with their sources.
 _traced: deque[tuple[Any, JittedFunction]] = deque(maxlen=_REMEMBERED)
 
 
 def function_of(jaxpr: Jaxpr) -> JittedFunction | None:
     """Return the function of a program that JAX has compiled in a block of `compilations`, if `jax.jit` has traced it.
 
-    There is no public way from a program to its function. JAX names the source and the arguments in the jaxpr, and the
-    last function with this source and these arguments is the one. Without the private names nothing is found. A program
-    that JAX makes of a jitted function, such as its gradient, has no names of arguments and is not found.
+    JAX has no public way from a program to its function. The jaxpr has the source and the names of the arguments, and
+    we return the last function with both. Without the private names the result is None. A program that JAX derives from
+    a jitted function, such as its gradient, has no names of arguments, so the result is None.
     """
     info: Any = getattr(opened(jaxpr), "debug_info", None)
     names = names_of_arguments(jaxpr)
@@ -167,23 +167,23 @@ def function_of(jaxpr: Jaxpr) -> JittedFunction | None:
 
 
 def names_of_arguments(jaxpr: Jaxpr) -> Sequence[str]:
-    """Return JAX's names of the arguments of a jaxpr, which are not documented. Without them the result is empty."""
+    """Return JAX's names of the arguments of a jaxpr. They are not documented. Without them the result is empty."""
     return getattr(getattr(opened(jaxpr), "debug_info", None), "arg_names", None) or ()
 
 
 def _remember(fun: Any, info: Any, args: Any, kwargs: Any, params: Any) -> None:
-    """Remember a function that `jax.jit` has traced for a call outside of all transformations.
+    """Store a function that `jax.jit` has traced for a call outside of all transformations.
 
-    JAX jits an operation of its own to run it outside of `jit`. That is no function of the user.
+    Outside of `jit`, JAX jits its own operations to run them. They are no functions of the user.
     """
     leaves = jax.tree.leaves((args, kwargs))
     if fun.__module__ == "jax._src.dispatch" or any(isinstance(x, jax.core.Tracer) for x in leaves):
         return
-    static, named = info.static_argnums, info.static_argnames
+    static, static_names = info.static_argnums, info.static_argnames
     types = tuple(x if k in static else _types(x) for k, x in enumerate(args))
-    types_by_name = {name: x if name in named else _types(x) for name, x in kwargs.items()}
+    types_by_name = {name: x if name in static_names else _types(x) for name, x in kwargs.items()}
     source = opened(params.params["jaxpr"]).debug_info.func_src_info
-    _traced.append((source, JittedFunction(fun, types, types_by_name, static, named, params.arg_names)))
+    _traced.append((source, JittedFunction(fun, types, types_by_name, static, static_names, params.arg_names)))
 
 
 def _types(tree: Any) -> Any:
@@ -201,14 +201,14 @@ _TRANSFORMATIONS = {"grad_f": "jax.grad", "value_and_grad_f": "jax.value_and_gra
 
 
 def transformation_of(fun: Any) -> tuple[str, Any]:
-    """Return the transformation of JAX that has returned a function, such as "jax.grad", and its argument.
+    """Return the transformation of JAX that made a function, such as "jax.grad", and its argument.
 
-    Only the code of such a function says so. For any other function the text is empty, and the argument is `fun`.
+    Only the code of the function shows it. For any other function the text is empty, and the argument is `fun`.
     """
     inner, code = getattr(fun, "__wrapped__", None), getattr(fun, "__code__", None)
     if inner is None or code is None or not _is_of_jax(code):
         return "", fun
-    contents = [cell.cell_contents for cell in fun.__closure__ or ()]  # JAX puts a function around it, for tracebacks
+    contents = [cell.cell_contents for cell in fun.__closure__ or ()]  # JAX wraps the function, for tracebacks
     codes = [code, *filter(None, (getattr(content, "__code__", None) for content in contents))]
     named = (_TRANSFORMATIONS[each.co_name] for each in codes if _is_of_jax(each) and each.co_name in _TRANSFORMATIONS)
     name = next(named, "")
@@ -220,24 +220,24 @@ def _is_of_jax(code: Any) -> bool:
 
 
 @contextlib.contextmanager
-def results(seen: Callable[[Any, Any], None]) -> Iterator[None]:
-    """Call `seen(function, results)` after every call of a jitted function in a block.
+def results(notify: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Call `notify(function, results)` after every call of a jitted function in a block.
 
-    The first call of each program is Python code inside of JAX, and the hook of `each_call` has the others. Without the
-    private names the first calls are missed.
+    The first call of each program runs in Python inside of JAX. The hook of `each_call` sees the others. Without the
+    private names we miss the first calls.
     """
     module = importlib.import_module("jax._src.pjit")
     run = getattr(module, "_run_python_pjit", None)
 
     def called(function: Any, args: Any, kwargs: Any, results: Any) -> None:
-        seen(function, results)
+        notify(function, results)
 
     def run_and_tell(params: Any, args_flat: Any, fun: Any, *rest: Any) -> Any:
         outs = run(params, args_flat, fun, *rest)  # type: ignore[misc]
-        each_call(called)  # JAX may have left `debug_nans` while it traced the function
+        each_call(called)  # JAX may have left `debug_nans` in the trace of the function
         with contextlib.suppress(Exception):  # the program goes on
             if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(outs[0])):
-                seen(fun, outs[0])
+                notify(fun, outs[0])
         return outs
 
     if run is not None:
@@ -251,7 +251,7 @@ def results(seen: Callable[[Any, Any], None]) -> Iterator[None]:
             module._run_python_pjit = run  # type: ignore[attr-defined]
 
 
-#: The functions to call after each call, and the hook that was there before.
+#: The functions to call after each call, and the hook before ours.
 _callers: list[Callable[[Any, Any, Any, Any], None]] = []
 _hook_before: list[Any] = []
 
@@ -259,11 +259,11 @@ _hook_before: list[Any] = []
 def each_call(called: Callable[[Any, Any, Any, Any], None]) -> Callable[[], None]:
     """Call `called(function, args, kwargs, results)` after every call of a compiled function.
 
-    It ends when the function that `each_call` returns is called.
+    Return a function that ends this.
 
-    The first call of each program, which compiles it, is left out. JAX makes the others without Python, and has a hook
-    behind them for its own search for NaNs, which is private. It takes less than a microsecond. Without it nothing is
-    counted. A second `each_call` puts back the hook if `jax.debug_nans` has replaced it.
+    It does not see the first call of each program, which compiles the program. JAX makes the other calls without
+    Python, but calls a private hook after them, for its own search for NaNs. The hook takes less than a microsecond.
+    Without it we see no calls. A second `each_call` restores the hook if `jax.debug_nans` has replaced it.
     """
     private = private_names("api", "_post_hook_state")
     if private is None or not all(hasattr(private[0], f"{x}_{y}") for x in ("get", "set") for y in ("global", "local")):
@@ -285,14 +285,14 @@ def each_call(called: Callable[[Any, Any, Any, Any], None]) -> Callable[[], None
         if not _hook_before:
             _hook_before.append(hook.get_global())
             hook.set_global(_tell_of_call)
-        if hook.get_local() is None:  # a thread that has left `jax.debug_nans` has this, which hides the global one
+        if hook.get_local() is None:  # after `jax.debug_nans`, None hides the global hook
             hook.set_local(_tell_of_call)
     return end
 
 
 def _tell_of_call(function: Any, args: Any, kwargs: Any, results: Any) -> None:
     for caller in _callers:
-        try:  # noqa: SIM105  # the program goes on; `contextlib.suppress` would take longer than all else
+        try:  # noqa: SIM105  # the program continues; `contextlib.suppress` is too slow
             caller(function, args, kwargs, results)
         except Exception:
             pass

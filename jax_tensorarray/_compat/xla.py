@@ -9,7 +9,7 @@ import jaxlib.version
 
 
 def ffi_api_version() -> tuple[int, int] | None:
-    """Return (major, minor) of XLA's FFI in the installed jaxlib, read from the header it ships."""
+    """Return (major, minor) of XLA's FFI in the installed jaxlib, from its header."""
     spec = importlib.util.find_spec("jaxlib")
     if spec is None or spec.origin is None:
         return None
@@ -25,16 +25,16 @@ def ffi_api_version() -> tuple[int, int] | None:
 
 
 def barriers_hold(platform: str) -> bool:
-    """Return whether XLA keeps optimization barriers until memory is assigned, so that they order reads and writes.
+    """Return whether XLA keeps optimization barriers until it has assigned memory. Then they order reads and writes.
 
-    Before jaxlib 0.12 the CPU compiler drops them first. The compilers for GPUs and TPUs have kept them since 0.10.2 at
-    least.
+    Before jaxlib 0.12 the CPU compiler drops them first. The compilers for GPUs and TPUs keep them, at least since
+    0.10.2.
     """
     return platform in ("cuda", "rocm", "tpu") or (platform == "cpu" and jaxlib.version.__version_info__ >= (0, 12))
 
 
 def branches_are_steps() -> bool:
-    """Return whether XLA's copy insertion takes the branches of a conditional for steps that run one after the other.
+    """Return whether XLA's copy insertion treats the branches of a conditional as steps that run one after the other.
 
     Only before jaxlib 0.12, on all platforms.
     """

@@ -130,7 +130,7 @@ class Linearized:
         recomputed = {
             id(s.eqn): t for s, t in zip(self.sources, self.residuals, strict=True) if isinstance(s, Recomputed)
         }
-        return bytes_of(recomputed.values()) > max(_gates.MADE_AGAIN * bytes_of(self.taped), _gates.LOGGED_BYTES)
+        return bytes_of(recomputed.values()) > max(_gates.RECOMPUTED_SHARE * bytes_of(self.taped), _gates.LOGGED_BYTES)
 
     def tangents_for(self, carry: Sequence[bool]) -> list[bool]:
         """Return on which tangents those of the flagged carries depend after any number of steps."""

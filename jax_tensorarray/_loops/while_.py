@@ -341,7 +341,7 @@ def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any,
     return Pruned([*cond_consts, *consts, *carry[:n]], results, params, _effects(cond, body))
 
 
-def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> Pruned | None:
+def _known_part(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> Pruned | None:
     """Return the loop of the carries that do not depend on unknown operands.
 
     Return None if the condition depends on them, without a tape, and for a counted loop: its tangents are another loop.
@@ -497,7 +497,7 @@ rules.register(
     jvp=_jvp,
     transpose=_transpose,
     run_checked=_run_checked,
-    known_part=_known,
+    known_part=_known_part,
     tapes=_tapes,
     mask=lambda masked, eqn, operands: _masked(masked, operands, **eqn.params),
 )

@@ -80,8 +80,8 @@ def while_loop(
         if not isinstance(after, tuple | list) and number == 1:
             after = (after,)
         if not isinstance(after, tuple | list) or len(after) != number:
-            given = f"{len(after)}" if isinstance(after, tuple | list) else type(after).__name__
-            raise TypeError(f"tf.while_loop: body must return {number} variables, but returns {given}")
+            returned = f"{len(after)}" if isinstance(after, tuple | list) else type(after).__name__
+            raise TypeError(f"tf.while_loop: body must return {number} variables, but returns {returned}")
         return tuple(after)
 
     @_compat.placed_as(cond)
@@ -93,12 +93,12 @@ def while_loop(
     _check_maximum_iterations(maximum_iterations)
     check_max_steps("tf.while_loop", max_steps)
     error = too_many("tf.while_loop", f"cond is still true after max_steps={max_steps}", "maximum_iterations")
-    known = None if maximum_iterations is None else known_bound(maximum_iterations)
-    if known is not None and (max_steps is None or known <= max_steps):
-        max_steps, error = known, ""
+    constant = None if maximum_iterations is None else known_bound(maximum_iterations)
+    if constant is not None and (max_steps is None or constant <= max_steps):
+        max_steps, error = constant, ""
     how: dict[str, Any] = {"residuals": _residuals(swap_memory), "error": error}
     with _scope(name):
-        if maximum_iterations is None or known is not None:
+        if maximum_iterations is None or constant is not None:
             name_of_bound = Bound("maximum_iterations", "tf.while_loop(cond, body, loop_vars, ")
             after = run_while(name_of_bound, goes_on, step, tuple(loop_vars), max_steps, **how)
         else:
@@ -116,16 +116,16 @@ def while_loop(
     return type(loop_vars)(after)
 
 
-def _check_maximum_iterations(given: Any) -> None:
-    if given is None:
+def _check_maximum_iterations(number: Any) -> None:
+    if number is None:
         return
-    is_array = hasattr(given, "dtype") and hasattr(given, "shape")
-    is_integer = jnp.issubdtype(given.dtype, jnp.integer) if is_array else type(given) is int
-    if not is_integer or np.shape(given):
-        described = f"{given.dtype}[{','.join(map(str, given.shape))}]" if is_array else repr(given)
+    is_array = hasattr(number, "dtype") and hasattr(number, "shape")
+    is_integer = jnp.issubdtype(number.dtype, jnp.integer) if is_array else type(number) is int
+    if not is_integer or np.shape(number):
+        described = f"{number.dtype}[{','.join(map(str, number.shape))}]" if is_array else repr(number)
         raise TypeError(f"tf.while_loop: maximum_iterations must be an integer, got {described}")
-    if (known := known_bound(given)) is not None and known < 0:
-        raise ValueError(f"tf.while_loop: maximum_iterations must not be negative, got {known}")
+    if (constant := known_bound(number)) is not None and constant < 0:
+        raise ValueError(f"tf.while_loop: maximum_iterations must not be negative, got {constant}")
 
 
 @about_sizes
@@ -185,16 +185,16 @@ def map_fn(
 
 def _check_signature(op: str, argument: str, signature: Any, result: Any) -> None:
     """Raise TypeError if a result of `fn` does not have the structure, the dtypes and the shapes of a signature."""
-    wanted, leaves = jax.tree.leaves(signature), jax.tree.leaves(result)
+    expected, leaves = jax.tree.leaves(signature), jax.tree.leaves(result)
     tree: Any = jax.tree.structure(signature)
     if tree != jax.tree.structure(result):
         raise TypeError(f"{op}: {argument} is {signature}, but fn returns {jax.tree.map(jax.typeof, result)}")
-    for want, x in zip(wanted, map(jax.typeof, leaves), strict=True):
-        shape = want.shape if isinstance(want, jax.ShapeDtypeStruct | jax.Array | np.ndarray) else None
+    for kind, x in zip(expected, map(jax.typeof, leaves), strict=True):
+        shape = kind.shape if isinstance(kind, jax.ShapeDtypeStruct | jax.Array | np.ndarray) else None
         try:
-            dtype = jax.dtypes.canonicalize_dtype(want if shape is None else want.dtype)
+            dtype = jax.dtypes.canonicalize_dtype(kind if shape is None else kind.dtype)
         except TypeError as error:
-            raise TypeError(f"{op}: {argument} must be of dtypes, got {want!r}") from error
+            raise TypeError(f"{op}: {argument} must be of dtypes, got {kind!r}") from error
         if dtype != x.dtype or shape not in (None, x.shape):
             described = f"{dtype}" if shape is None else f"{dtype}[{','.join(map(str, shape))}]"
             raise TypeError(f"{op}: {argument} says {described}, but fn returns {x.str_short()}; convert it in fn")
@@ -331,7 +331,7 @@ def _fold(
 
 
 def _initialized(op: str, fn: Any, elems: Any, initializer: Any, reverse: bool) -> tuple[Any, Any, Any]:
-    """Return the first accumulator of a fold, the slices to fold, and the first slice if no initializer is given."""
+    """Return the first accumulator of a fold, the slices to fold, and the first slice without an initializer."""
     _check_callable(op, "fn", fn)
     elems = _slices(op, elems)
     if initializer is not None:
@@ -343,7 +343,7 @@ def _initialized(op: str, fn: Any, elems: Any, initializer: Any, reverse: bool) 
     return start, jax.tree.map(lambda x: x[rest], elems), start
 
 
-# --- arguments that the loops have in common -------------------------------------------------------------------
+# --- arguments of all loops -------------------------------------------------------------------
 
 
 def _check(op: str, parallel_iterations: Any, name: Any, **flags: Any) -> None:
@@ -358,9 +358,9 @@ def _check(op: str, parallel_iterations: Any, name: Any, **flags: Any) -> None:
             raise TypeError(f"{op}: {flag} must be True or False, got {value!r}")
 
 
-def _check_callable(op: str, name: str, given: Any) -> None:
-    if not callable(given):
-        raise TypeError(f"{op}: {name} must be a function, got {given!r}")
+def _check_callable(op: str, name: str, f: Any) -> None:
+    if not callable(f):
+        raise TypeError(f"{op}: {name} must be a function, got {f!r}")
 
 
 def _slices(op: str, elems: Any) -> Any:
@@ -368,8 +368,8 @@ def _slices(op: str, elems: Any) -> Any:
     elems = jax.tree.map(jnp.asarray, elems)
     shapes = [x.shape for x in jax.tree.leaves(elems)]
     if not shapes or () in shapes or len({shape[0] for shape in shapes}) > 1:
-        given = ", ".join(map(str, shapes)) or "no array"
-        raise ValueError(f"{op}: elems must be arrays with the same number of slices, got {given}")
+        text = ", ".join(map(str, shapes)) or "no array"
+        raise ValueError(f"{op}: elems must be arrays with the same number of slices, got {text}")
     return elems
 
 

@@ -216,7 +216,7 @@ def test_a_first_use_that_is_interrupted_goes_on_later(monkeypatch):
             Replacement(table, "second", new[1]),
         ]
 
-    for name, value in (("_make", make), ("_made", None), ("_are_put", False), ("_putting", threading.RLock())):
+    for name, value in (("_make", make), ("_replacements", None), ("_are_put", False), ("_putting", threading.RLock())):
         monkeypatch.setattr(state, name, value)
     with pytest.raises(KeyboardInterrupt):
         first_use()

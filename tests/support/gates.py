@@ -24,7 +24,7 @@ WAYS = {
     "ROUND_STEPS": (math.inf, 1),
     "LOGGED_BYTES": (0, math.inf),
     "KEPT_BYTES": (0, math.inf),
-    "MADE_AGAIN": (0, math.inf),
+    "RECOMPUTED_SHARE": (0, math.inf),
     "REPEATED_WORK": (math.inf, 0),
     "TAPE_BYTES": (0, math.inf),
     "UNDONE_WORK": (math.inf, 0),
