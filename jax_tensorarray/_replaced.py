@@ -19,7 +19,7 @@ def replacements() -> list[_compat.Replacement]:
     | `lower_jaxpr_to_module`: first the passes of `_lowering` run | only a whole program shows its order |
     | the transposes of higher-order primitives, such as `jit` and `scan` | JAX adds dense cotangents of inner reads |
     | the batching rules of `cond` and `while` | JAX selects between buffers if a predicate is batched |
-    | `bind` of `scan` and `while` | `in_place` rewrites a loop before JAX differentiates it |
+    | `bind` of `scan` and `while` | before JAX differentiates a loop, we rewrite it, or remove steps never taken |
 
     The first use comes before JAX needs any of them: JAX traces a row op, or a loop that raises an error at its end,
     before it lowers, transposes or batches the jaxpr. The exception is a row op in the trace of a lowering rule: JAX is

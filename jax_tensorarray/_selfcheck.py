@@ -250,9 +250,9 @@ def table(results: dict[Program, dict[str, Measured]], sizes: Sequence[int]) -> 
     yield from wrapped(
         f"With {factor} times as many steps, one step takes {growth[0]:.1f} times as long in plain JAX, "
         f"{growth[1]:.1f} times under in_place and {growth[2]:.1f} times with row ops. At T={sizes[-1]}, in_place is "
-        f"{speedup[1]:.1f} times as fast as plain JAX, and row ops are {speedup[2]:.1f} times as fast. These are medians "
-        f"of {len(results)} gradients. The loops of plain JAX make a whole buffer in {operations[0]} places, those under "
-        f"in_place in {operations[1]}, and those with row ops in {operations[2]}."
+        f"{speedup[1]:.1f} times as fast as plain JAX, and row ops are {speedup[2]:.1f} times as fast. These are "
+        f"medians of {len(results)} gradients. The loops of plain JAX make a whole buffer in {operations[0]} places, "
+        f"those under in_place in {operations[1]}, and those with row ops in {operations[2]}."
     )
 
 

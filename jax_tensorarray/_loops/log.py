@@ -419,7 +419,7 @@ class _Slot:
 
 
 class _Slots:
-    """The slots of a conditional, in an order that is the order of the entries of each branch."""
+    """The slots of a conditional. Their order agrees with that of the entries of each branch."""
 
     def __init__(self) -> None:
         self.all: list[_Slot] = []

@@ -131,7 +131,7 @@ def _read_first(
 ) -> tuple[Array, Array | None, Array]:
     """Return the buffer after `read(buffer)`, a 0 for the index of an update or None, and the rows."""
     if zero is None:
-        # XLA copies a slice before a barrier only without its axes of size 1. Else it repeats the slice for each use.
+        # XLA would repeat a slice behind a barrier for each of its uses, but not a reshape of the slice.
         rows = reshaped(read(buffer), [n for n in shape if n != 1])
         buffer, rows = lax.optimization_barrier((buffer, rows))
         return buffer, None, reshaped(rows, shape)

@@ -12,7 +12,8 @@ from jax.core import ShapedArray
 
 from jax_tensorarray._ops.primitive import Array, all_to_front, like_buffer, make_primitive, simple_kernel
 
-#: An array of at most so many elements passes a select instead of a fence, which XLA fuses with earlier operations.
+#: An array of at most so many elements passes a select instead of a fence. XLA fuses the select with earlier
+#: operations.
 _FEW = 32
 
 
