@@ -77,8 +77,8 @@ class Chooser:
         if primitive is ta_fence_p:
             how = How(ordered=True, barriers_hold=self.barriers_hold)
             # A barrier without readers still keeps XLA from rematerializing the buffer. A branch would not.
-            is_there = (len(eqn.invars) > 1 or self.barriers_hold) and _has_elements(eqn.invars[0].aval)
-            return Rewrite(how, passes_on=True) if is_there and self._can_order(scope) else None
+            has_effect = (len(eqn.invars) > 1 or self.barriers_hold) and _has_elements(eqn.invars[0].aval)
+            return Rewrite(how, passes_on=True) if has_effect and self._can_order(scope) else None
         if primitive is ta_check_p:
             return None if is_strict(eqn) else Rewrite(How(drops=self._needs_mask(eqn)))
         if primitive is ta_clear_p:
@@ -86,8 +86,8 @@ class Chooser:
             are_usual = all(x.aval.shape == () and x.aval.dtype == np.int32 for x in eqn.invars[1:3])
             is_faster = self.platform == "cpu" and scope.is_in_loop and are_usual
             how = How(ordered=True, barriers_hold=self.barriers_hold)
-            is_there = _has_elements(eqn.invars[0].aval) and self._can_order(scope)
-            return Rewrite(how, passes_on=True) if is_faster and is_there else None
+            is_possible = _has_elements(eqn.invars[0].aval) and self._can_order(scope)
+            return Rewrite(how, passes_on=True) if is_faster and is_possible else None
         of_row = self._choose_row(scope, eqn, is_tape)
         if of_row is None or not of_row.how.ordered or self.barriers_hold:
             return of_row
@@ -184,9 +184,9 @@ class Chooser:
         On a GPU the branch would wait for the host. Rows that a step computes take as long as the buffer.
         """
         source = repeated_by(scope, value)[0]
-        is_there = scope.maker(source) is None or 4 * num_bytes(source) <= num_bytes(buffer)
+        is_cheap = scope.maker(source) is None or 4 * num_bytes(source) <= num_bytes(buffer)
         is_all = tuple(box) == tuple(sizes) and num_bytes(buffer) >= _gates.REPLACED_BYTES
-        return self.platform == "cpu" and scope.is_in_loop and is_all and is_there
+        return self.platform == "cpu" and scope.is_in_loop and is_all and is_cheap
 
     def _is_duplicated(self, scope: Scope, buffer: Atom) -> bool:
         """Return whether XLA may duplicate the update that made this version into a fusion that reads a row.

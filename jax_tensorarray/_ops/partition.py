@@ -1,5 +1,9 @@
 """SPMD partitioning of our calls: by batch, by elements of the row, and by rows, without gathering a buffer.
 
+    row = ta_read(b, i)                                # `b` has its rows on several devices, `n` on each
+    # becomes, on device `d`
+    row = all_reduce(ta_read(b, i - d * n, mode="drop"))
+
 Every dimension of every operand and result has a label. Dimensions with the same label are divided alike. Shardy gets
 the labels as the sharding rule of each call (`label`, in the lowering of the call). XLA's partitioner calls
 `_Partitioner` for the program of one device.
