@@ -50,7 +50,7 @@ _TABLE = (
     ("read", "ta_read"),
     ("ref", "addupdate get swap"),
     ("passed_on", "name ta_noted"),
-    ("call", "closed_call custom_jvp_call custom_vjp_call eval_jaxpr jit pjit"),
+    ("call", "closed_call custom_jvp_call custom_vjp_call eval_jaxpr jit"),
     ("alone", "rng_bit_generator"),
     ("alone whole", "conv_general_dilated dot_general"),
     ("alone whole slow", "triangular_solve"),

@@ -458,8 +458,8 @@ _OTHER = Entry("", lambda params: [])
 
 #: Entries by the name of the primitive, because some are private. Each loop of this library adds its own.
 ENTRIES = {
-    **dict.fromkeys(("jit", "pjit"), Entry("inlined", _in("jaxpr"), with_bodies=_of_jit)),
-    **dict.fromkeys(("closed_call", "core_call"), Entry("inlined", _in("call_jaxpr"))),
+    "jit": Entry("inlined", _in("jaxpr"), with_bodies=_of_jit),
+    "closed_call": Entry("inlined", _in("call_jaxpr")),
     # `jax.jit(inline=True)` within another function.
     "eval_jaxpr": Entry(
         "inlined", _in("call_jaxpr"), with_bodies=lambda params, new, _: params | {"call_jaxpr": new[0]}

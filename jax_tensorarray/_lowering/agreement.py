@@ -87,7 +87,7 @@ def _same_buffer(scope: Scope, eqn: Equation) -> Iterator[tuple[_ScopedValue, _S
         for inner in scope.branches(eqn):
             yield from pairs(scope, eqn.invars[1:], inner, inner.jaxpr.invars)
             yield from pairs(scope, eqn.outvars, inner, inner.jaxpr.outvars)
-    elif name in ("jit", "pjit", "shard_map"):
+    elif name in ("jit", "shard_map"):
         for inner in inner_scopes(scope, eqn):
             yield from pairs(scope, eqn.invars, inner, inner.jaxpr.invars)
             yield from pairs(scope, eqn.outvars, inner, inner.jaxpr.outvars)

@@ -245,7 +245,7 @@ class BoundsOf:
             return self(scope, operands[number])
         if name == "while":
             return self._carried(scope, eqn, number, in_step=False)
-        if name in ("jit", "pjit"):
+        if name == "jit":
             inner = scope.within(eqn, "call", eqn.params["jaxpr"])
             return self(inner, inner.jaxpr.outvars[number])
         return None

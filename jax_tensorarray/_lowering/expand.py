@@ -90,7 +90,7 @@ class Expander:
             self._checkpoint(block, eqn)
         elif (function := self._function(eqn)) is not None:
             self._inline(block, _traced(function, eqn), eqn, name=_name(eqn))
-        elif name in ("jit", "pjit"):
+        elif name == "jit":
             block.add(eqn, params=params | {"jaxpr": self.jaxpr(params["jaxpr"])})
         else:
             block.add(eqn)

@@ -170,7 +170,7 @@ def _shared(scope: Scope, atom: Atom) -> Atom | None:
     """Return the scalar that the program repeats to an array, or None."""
     if not atom.aval.ndim:
         return atom
-    operands = scope.operands(atom, "broadcast_in_dim", "reshape", "expand_dims")
+    operands = scope.operands(atom, "broadcast_in_dim", "reshape")
     return _shared(scope, operands[0]) if operands else None
 
 

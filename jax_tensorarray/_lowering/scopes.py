@@ -196,7 +196,7 @@ def bodies_of(eqn: Equation) -> list[Any]:
         return [params["cond_jaxpr"], params["body_jaxpr"]]
     if name == "cond":
         return list(params["branches"])
-    is_entered = name == "shard_map" or (name in ("jit", "pjit") and jaxprs.has_ours(params["jaxpr"]))
+    is_entered = name == "shard_map" or (name == "jit" and jaxprs.has_ours(params["jaxpr"]))
     return [params["jaxpr"]] if is_entered else []
 
 
