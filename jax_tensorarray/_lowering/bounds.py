@@ -77,18 +77,15 @@ def _marked(scope: Scope, bounds: "BoundsOf") -> Any:
     block, changed = Block(scope.closed), False
     simple: dict[Any, Atom] = {}
     for eqn in scope.jaxpr.eqns:
+        new = with_bodies(eqn, [_marked(x, bounds) for x in inner_scopes(scope, eqn)])
         if addresses_rows(eqn):
-            number = index_number(eqn)
-            index = eqn.invars[number]
+            index = eqn.invars[index_number(eqn)]
             if all(_is_in_range(bounds(scope, x), count) for x, count in _starts_and_counts(scope, eqn, index)):
                 _simplified(scope, index, bounds, block, simple)
                 block.names.update(simple)  # for all later equations, or XLA would compute both indices
-                eqn, changed = eqn.replace(params=eqn.params | {"checked": "in range"}), True
-        elif inner := inner_scopes(scope, eqn):
-            new = [_marked(x, bounds) for x in inner]
-            if any(a is not x.closed for a, x in zip(new, inner, strict=True)):
-                eqn, changed = with_bodies(eqn, new), True
-        block.add(eqn)
+                new = eqn.replace(params=eqn.params | {"checked": "in range"})
+        changed |= new is not eqn
+        block.add(new)
     if block.names:
         _drop_unused(block, scope.jaxpr.outvars)
     return block.jaxpr() if changed else scope.closed

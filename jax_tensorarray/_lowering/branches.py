@@ -45,18 +45,15 @@ def split_updating_branches(jaxpr: Any) -> Any:
 def _split_in(jaxpr: Any, ownership: Ownership) -> Any:
     block, changed = Block(_compat.closed(jaxpr)), False
     for eqn in _compat.opened(jaxpr).eqns:
-        old = bodies_of(eqn)
-        new = [_split_in(x, ownership) for x in old]
-        if any(a is not b for a, b in zip(new, old, strict=True)):
-            eqn, changed = with_bodies(eqn, [_compat.closed(x) for x in new]), True
+        new = with_bodies(eqn, [_split_in(x, ownership) for x in bodies_of(eqn)])
         if eqn.primitive.name == "cond":
-            used = _without_unused_operands(eqn)
-            if (results := _split(block, used, ownership)) is not None:
+            new = _without_unused_operands(new)
+            if (results := _split(block, new, ownership)) is not None:
                 block.rename(eqn.outvars, results)
                 changed = True
                 continue
-            eqn, changed = used, changed or used is not eqn
-        block.add(eqn)
+        changed |= new is not eqn
+        block.add(new)
     return block.jaxpr() if changed else jaxpr
 
 

@@ -46,11 +46,8 @@ class _Orderer:
         """Return the jaxpr of a scope, ordered, with ordered jaxprs in it."""
         ordered, block = self._order(scope), Block(scope.closed)
         for k in ordered.order[:-1]:
-            eqn, inner = ordered.eqns[k], inner_scopes(scope, scope.jaxpr.eqns[k])
-            bodies = [self.ordered(x) for x in inner]
-            if any(a is not x.closed for a, x in zip(bodies, inner, strict=True)):
-                eqn = with_bodies(eqn, [_compat.closed(x) for x in bodies])
-            block.eqns += [*ordered.fences.get(k, ()), eqn]
+            bodies = [self.ordered(x) for x in inner_scopes(scope, scope.jaxpr.eqns[k])]
+            block.eqns += [*ordered.fences.get(k, ()), with_bodies(ordered.eqns[k], bodies)]
         is_same = len(block.eqns) == ordered.end and all(map(operator.is_, block.eqns, scope.jaxpr.eqns))
         return scope.closed if is_same else block.jaxpr()
 

@@ -225,8 +225,10 @@ def all_equations(scope: Scope, entered: Entered = inner_scopes) -> Iterator[tup
 
 
 def with_bodies(eqn: Equation, new: Sequence[Any]) -> Equation:
-    """Return that equation with other closed jaxprs."""
-    name = eqn.primitive.name
+    """Return that equation with other jaxprs, or itself if `new` are its own."""
+    if all(a is b for a, b in zip(new, bodies_of(eqn), strict=False)):
+        return eqn
+    name, new = eqn.primitive.name, list(map(_compat.closed, new))
     if name == "cond":
         return eqn.replace(params=eqn.params | {"branches": tuple(new)})
     if name == "while":
@@ -245,14 +247,12 @@ def rebuilt(
     """
     block, changed = Block(scope.closed), False
     for eqn in scope.jaxpr.eqns:
-        inner = list(entered(scope, eqn))
-        bodies = [rebuilt(x, change, entered) for x in inner]
+        bodies = [rebuilt(x, change, entered) for x in entered(scope, eqn)]
         new = change(scope, eqn, block)
         if new is None:
             changed = True
             continue
-        if any(a is not x.closed for a, x in zip(bodies, inner, strict=True)):
-            new = with_bodies(new, bodies)
+        new = with_bodies(new, bodies)
         changed |= new is not eqn
         block.add(new)
     return block.jaxpr() if changed else scope.closed

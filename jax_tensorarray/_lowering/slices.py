@@ -113,8 +113,7 @@ class Rewriter:
             duplicated = [frozenset(v for x, v in pairs if rewriter.is_duplicated(x)) for pairs in captured]
         else:
             duplicated = [frozenset()] * len(old)
-        new = [self.jaxpr(*each) for each in zip(old, duplicated, strict=True)]
-        return eqn if all(a is b.closed for a, b in zip(new, old, strict=True)) else with_bodies(eqn, new)
+        return with_bodies(eqn, [self.jaxpr(*each) for each in zip(old, duplicated, strict=True)])
 
     def _settled(self, scope: Scope, eqn: Equation, rewriter: "_JaxprRewriter") -> Equation:
         """Return an op with the parameters and operands of its kernel.
