@@ -24,10 +24,10 @@ from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._in_place.api import in_place
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
+from jax_tensorarray._types import Array
 from jax_tensorarray.doctor._header import header
 from jax_tensorarray.doctor._text import wrapped
 
-Array = jax.Array
 Step = tuple[Array, Array]  #: its number, and the row of `x`
 
 #: Numbers of steps, and that of `--quick`.

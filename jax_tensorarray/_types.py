@@ -6,10 +6,13 @@ In every annotation a `Jaxpr` of `jax.extend.core` may be closed. Before jax 0.1
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
+import jax
 from jax.extend.core import Primitive
 from jax.typing import ArrayLike
 
 INT32_MAX = 2**31 - 1
+
+Array = jax.Array
 
 #: An array or nested sequences of numbers, which become one.
 Numbers = ArrayLike | Sequence[Any]

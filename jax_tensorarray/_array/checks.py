@@ -15,8 +15,7 @@ import numpy as np
 
 from jax_tensorarray import _faults
 from jax_tensorarray._ops import arguments
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 #: The shape of a row: None for an unknown dimension, or for the whole shape if the rank is unknown, too.
 Shape = tuple[int | None, ...] | None

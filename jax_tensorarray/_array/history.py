@@ -36,9 +36,8 @@ from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.primitive import row_params
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import INT32_MAX
+from jax_tensorarray._types import INT32_MAX, Array
 
-Array = jax.Array
 Buffers = tuple[Array, ...]
 
 #: How many overwritten rows the log has for a version before the version gets a copy.

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax_tensorarray import _compat
 from jax_tensorarray._array import checks
 from jax_tensorarray._array.history import Version, room_for
-from jax_tensorarray._array.rows import Array, Rows, Spec, Static, check_alive
+from jax_tensorarray._array.rows import Rows, Spec, Static, check_alive
+from jax_tensorarray._types import Array
 
 
 class Ragged(Rows):

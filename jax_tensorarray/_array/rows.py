@@ -18,8 +18,7 @@ from jax.tree_util import PyTreeDef
 from jax_tensorarray import _compat, _contexts
 from jax_tensorarray._array import checks, growth
 from jax_tensorarray._array.checks import Shape
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 ONE = jax.tree.structure(0)  # of an element that is an array
 

@@ -14,7 +14,7 @@ from jax_tensorarray._array import checks
 from jax_tensorarray._array.checks import Shape
 from jax_tensorarray._array.history import Buffers, Layout, Version, into_capacity, largest, room_for, with_wide_index
 from jax_tensorarray._array.ragged import Ragged
-from jax_tensorarray._array.rows import ONE, Array, Rows, Spec, Static, are_traced, check_alive, listed
+from jax_tensorarray._array.rows import ONE, Rows, Spec, Static, are_traced, check_alive, listed
 from jax_tensorarray._ops import arguments
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.clear import ta_clear
@@ -24,6 +24,7 @@ from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.stack import ta_stack
 from jax_tensorarray._ops.starts import is_out_of_range
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._types import Array
 
 
 @dataclass(frozen=True)

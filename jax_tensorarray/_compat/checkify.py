@@ -8,8 +8,7 @@ import jax
 from jax.extend.core import Primitive
 
 from jax_tensorarray._compat.private import private_names
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 
 def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:

@@ -7,8 +7,7 @@ import jax
 from jax.extend.core import Primitive, primitives
 
 from jax_tensorarray._compat.private import private_names
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 
 def asks_policies(primitive: Primitive) -> None:

@@ -4,11 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 class CustomVJPRules:

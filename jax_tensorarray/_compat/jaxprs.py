@@ -3,13 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-defined]
 
 from jax_tensorarray._compat.private import private_names
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 def cached(function: Callable[..., Any]) -> Callable[..., Any]:

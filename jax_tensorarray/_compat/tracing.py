@@ -10,8 +10,7 @@ from jax.core import AbstractValue
 from jax.interpreters import ad
 
 from jax_tensorarray._compat.private import private_names
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 
 def varying_axes(x: Any) -> frozenset[Any]:

@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import Jaxpr, Literal, Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad
@@ -17,9 +16,7 @@ from jax.interpreters import ad
 from jax_tensorarray._compat.first_use import Replacement
 from jax_tensorarray._compat.jaxprs import opened, replaced
 from jax_tensorarray._compat.private import private_names
-
-Array = jax.Array
-
+from jax_tensorarray._types import Array
 
 # --- in-place accumulation of cotangents -----------------------------------------------------------------------
 #

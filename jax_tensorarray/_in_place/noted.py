@@ -14,8 +14,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jax_tensorarray import _compat
-from jax_tensorarray._ops.primitive import ROW_OPS, Array, make_primitive, varying_alike, zero_tangent
-from jax_tensorarray._types import Equation
+from jax_tensorarray._ops.primitive import ROW_OPS, make_primitive, varying_alike, zero_tangent
+from jax_tensorarray._types import Array, Equation
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,7 @@ from jax.extend.core import Jaxpr
 
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.primitive import to_front, with_axis
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 
 class Axis(NamedTuple):

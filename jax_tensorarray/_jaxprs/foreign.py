@@ -23,9 +23,7 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.registry import Change
 from jax_tensorarray._ops.primitive import is_zero
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 #: JAX lowers its original_params primitives. Those of this library have entries in `registry`.
 _NOT_FOREIGN = ("jax", "jax_tensorarray")

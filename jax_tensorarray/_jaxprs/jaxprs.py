@@ -17,9 +17,8 @@ from jax.interpreters import partial_eval as pe
 from jax_tensorarray import _compat
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import ROW_OPS, varying_alike, zero_tangent
-from jax_tensorarray._types import Equation
+from jax_tensorarray._types import Array, Equation
 
-Array = jax.Array
 Facts = TypeVar("Facts")
 Result = TypeVar("Result")
 

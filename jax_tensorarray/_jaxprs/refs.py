@@ -16,9 +16,7 @@ from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 def as_arrays(jaxpr: Jaxpr) -> Any:

@@ -17,9 +17,8 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.custom_jvp import By, OfCall, by, ta_custom_jvp_p, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, is_any_zero, merge
 from jax_tensorarray._ops.primitive import zero_tangent
-from jax_tensorarray._types import Equation
+from jax_tensorarray._types import Array, Equation
 
-Array = jax.Array
 Params = dict[str, Any]
 Step = tuple[list[Array], list[Array]]  #: the next carries, and slices of the stacked results
 T = TypeVar("T")

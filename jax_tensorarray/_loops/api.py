@@ -33,8 +33,6 @@ from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound
 from jax_tensorarray._ops.empty import ta_empty
 
-Array = jax.Array
-
 _Carry = TypeVar("_Carry")
 _Slice = TypeVar("_Slice")
 _Stacked = TypeVar("_Stacked")

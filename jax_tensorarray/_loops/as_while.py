@@ -21,8 +21,7 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.while_ import Loop, WhileOptions
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 
 def numbered(f: Callable[..., Sequence[Any]], steps: Any, *, reverse: bool) -> Callable[[Sequence[Any]], Any]:

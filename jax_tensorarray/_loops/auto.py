@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import numpy as np
 
 from jax_tensorarray import _gates
@@ -15,9 +14,7 @@ from jax_tensorarray._loops.replay import Replay, live_carries
 from jax_tensorarray._loops.strategy import Choice, Strategy
 from jax_tensorarray._loops.undo import Plan, plan, undone
 from jax_tensorarray._loops.while_ import Loop
-from jax_tensorarray._types import bytes_of
-
-Array = jax.Array
+from jax_tensorarray._types import Array, bytes_of
 
 
 def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:

@@ -27,8 +27,7 @@ from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.primitive import with_axis
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 _LIMIT = np.iinfo(np.int32).max
 

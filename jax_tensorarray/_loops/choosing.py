@@ -35,9 +35,7 @@ from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.while_ import Loop, WhileOptions
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.primitive import ROW_OPS, zero_tangent
-from jax_tensorarray._types import Equation, bytes_of
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation, bytes_of
 
 
 def bind(eqn: Equation, operands: Sequence[Array], strategy: Strategy) -> list[Array]:

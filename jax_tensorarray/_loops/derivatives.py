@@ -41,9 +41,7 @@ from jax_tensorarray._loops.while_ import (
     taped,
 )
 from jax_tensorarray._ops.primitive import is_zero, zero_tangent
-from jax_tensorarray._types import Equation, bytes_of
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation, bytes_of
 
 
 class Tangents(NamedTuple):

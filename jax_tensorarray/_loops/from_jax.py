@@ -25,9 +25,7 @@ from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, Loop, WhileOptions, copied, steps_dtype
 from jax_tensorarray._ops.primitive import varying_over
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 class Steps(NamedTuple):

@@ -9,7 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tensorarray._ops.primitive import Array, all_to_front, is_zero, like_buffer, make_primitive, zero_tangent
+from jax_tensorarray._ops.primitive import all_to_front, is_zero, like_buffer, make_primitive, zero_tangent
+from jax_tensorarray._types import Array
 
 
 def ta_guard(active: Array, x: Array) -> Array:

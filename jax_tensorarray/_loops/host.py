@@ -20,7 +20,6 @@ from jax_tensorarray import _compat
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.primitive import (
     NOOP_OPERANDS,
-    Array,
     is_zero,
     like_buffer,
     nonzero_transpose,
@@ -29,6 +28,7 @@ from jax_tensorarray._ops.primitive import (
     using,
     zero_tangent,
 )
+from jax_tensorarray._types import Array
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 

@@ -27,9 +27,7 @@ from jax_tensorarray._loops.replay import Replay, all_batched, counted, live_car
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._loops.while_ import Loop
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,8 @@ from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._ops.primitive import may_raise, updates_rows
-from jax_tensorarray._types import Equation, bytes_of
+from jax_tensorarray._types import Array, Equation, bytes_of
 from jax_tensorarray.checkpoint_policies import save_reads
-
-Array = jax.Array
 
 
 class FromTape(NamedTuple):

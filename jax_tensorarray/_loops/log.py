@@ -36,9 +36,7 @@ from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import positions_of
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 class BufferVersion(NamedTuple):

@@ -27,9 +27,7 @@ from jax_tensorarray._loops.host import ta_host_read_p
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS, no_mask_reaches
 from jax_tensorarray._ops.starts import positions_of
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 def step_of_active(

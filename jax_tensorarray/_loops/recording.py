@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.tapes import avals_of, record, tapes_for
 from jax_tensorarray._loops.while_ import Loop, steps_dtype
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 
 def recorded(

@@ -34,8 +34,7 @@ from jax_tensorarray._loops.while_ import count, counter
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.part import ta_write_part_p
 from jax_tensorarray._ops.primitive import ROW_OPS, is_zero
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,7 @@ from jax_tensorarray._jaxprs.axis import Axis, axes, names_axis
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import linearize, masking
 from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, run_alone, to_front, zero_tangent
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 def with_batch_axis(xs: Sequence[Array], batched: Sequence[bool], out_flags: Sequence[bool], size: int) -> list[Array]:

@@ -8,16 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import jax
-
 from jax_tensorarray._jaxprs.axis import Axis
 from jax_tensorarray._loops.linearize import Linearized
+from jax_tensorarray._types import Array
 
 if TYPE_CHECKING:
     from jax_tensorarray._loops.replay import Replay
     from jax_tensorarray._loops.while_ import Loop
-
-Array = jax.Array
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,7 @@ from jax_tensorarray._ops.part import ta_read_part, ta_write_part
 from jax_tensorarray._ops.primitive import row_params, with_axis
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 #: The type of a tape, and the number of batch axes before its axis of steps.
 TapeType = tuple[Any, int]

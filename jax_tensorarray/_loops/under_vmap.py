@@ -12,7 +12,6 @@ conditional or loop without row ops or with effects, and `lax.platform_dependent
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import batching
@@ -23,8 +22,7 @@ from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._loops import masking, rules
 from jax_tensorarray._loops.while_ import Loop, of_jax
 from jax_tensorarray._ops.primitive import no_mask_reaches
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 
 def _cond(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, branches: Any, **_: Any) -> Any:

@@ -40,9 +40,7 @@ from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.primitive import ROW_OPS, once_checked, updates_rows, with_axis
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import Equation, bytes_of
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation, bytes_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,9 +29,7 @@ from jax_tensorarray._ops.calls import TEXT
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.fence import after_check
 from jax_tensorarray._ops.primitive import type_like, varying_alike, varying_over
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 # Operands: *cond_consts, *body_consts, *carry. Results: *carry and, if the loop `returns_steps`, steps. `cond` maps
 # *cond_consts, *carry to a bool, and `body` *body_consts, *carry to *carry. The last carries may be `tapes`, which are

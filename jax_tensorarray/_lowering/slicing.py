@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax import lax
 
@@ -28,8 +27,7 @@ from jax_tensorarray._ops.starts import (
     reshaped,
     widened,
 )
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 
 class How(NamedTuple):

@@ -10,7 +10,6 @@ from jax.interpreters import ad
 from jax_tensorarray._ops import addressing, reference
 from jax_tensorarray._ops.arguments import check_numbers
 from jax_tensorarray._ops.primitive import (
-    Array,
     Params,
     batch_rows,
     check_operands,
@@ -22,7 +21,7 @@ from jax_tensorarray._ops.primitive import (
     zero_tangent,
 )
 from jax_tensorarray._ops.read import ta_read_p
-from jax_tensorarray._types import Lowering, Mode, Numbers
+from jax_tensorarray._types import Array, Lowering, Mode, Numbers
 
 
 def ta_add(

@@ -18,9 +18,7 @@ from jax_tensorarray._ops.arguments import Index
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.primitive import Params, row_params
 from jax_tensorarray._ops.starts import every_row, joined, positions_of
-from jax_tensorarray._types import INT32_MAX
-
-Array = jax.Array
+from jax_tensorarray._types import INT32_MAX, Array
 
 
 class RowOperands(NamedTuple):

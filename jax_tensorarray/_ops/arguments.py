@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tensorarray._ops.calls import LOWERINGS
-from jax_tensorarray._types import INT32_MAX
-
-Array = jax.Array
+from jax_tensorarray._types import INT32_MAX, Array
 
 #: A constant index stays in NumPy: JAX takes longer to convert it to an array than to write a row.
 Index = jax.Array | np.ndarray[Any, Any]

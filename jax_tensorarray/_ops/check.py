@@ -9,7 +9,8 @@ from jax.interpreters import mlir
 
 from jax_tensorarray._ops import arguments, reference
 from jax_tensorarray._ops.calls import PREFIX, declare, op_attribute
-from jax_tensorarray._ops.primitive import Array, all_to_front, batched_mode, make_primitive, type_like, zero_tangent
+from jax_tensorarray._ops.primitive import all_to_front, batched_mode, make_primitive, type_like, zero_tangent
+from jax_tensorarray._types import Array
 
 
 def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = None, op: str = "ta_check") -> jax.Array:

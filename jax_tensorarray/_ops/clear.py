@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_tensorarray._ops import arguments, reference
-from jax_tensorarray._ops.primitive import Array, batch_operands, like_buffer, make_primitive, simple_kernel
+from jax_tensorarray._ops.primitive import batch_operands, like_buffer, make_primitive, simple_kernel
+from jax_tensorarray._types import Array
 
 
 def ta_clear(buffer: Any, start: Any, stop: Any) -> jax.Array:

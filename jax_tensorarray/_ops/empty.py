@@ -11,7 +11,8 @@ from jax.interpreters import mlir
 from jax.typing import DTypeLike
 
 from jax_tensorarray._ops import arguments
-from jax_tensorarray._ops.primitive import Array, debugs_nans, make_primitive, simple_kernel
+from jax_tensorarray._ops.primitive import debugs_nans, make_primitive, simple_kernel
+from jax_tensorarray._types import Array
 
 
 def ta_empty(

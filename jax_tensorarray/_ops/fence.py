@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
-from jax_tensorarray._ops.primitive import Array, all_to_front, like_buffer, make_primitive, simple_kernel
+from jax_tensorarray._ops.primitive import all_to_front, like_buffer, make_primitive, simple_kernel
+from jax_tensorarray._types import Array
 
 #: An array of at most so many elements passes a select instead of a fence. XLA fuses the select with earlier
 #: operations.

@@ -12,7 +12,6 @@ from jax_tensorarray._ops import addressing, reference
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.arguments import check_numbers
 from jax_tensorarray._ops.primitive import (
-    Array,
     Params,
     batch_rows,
     check_operands,
@@ -26,7 +25,7 @@ from jax_tensorarray._ops.primitive import (
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import counting, numbers_of_rows, positions_of
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import Lowering, Mode, Numbers
+from jax_tensorarray._types import Array, Lowering, Mode, Numbers
 
 
 def ta_max(

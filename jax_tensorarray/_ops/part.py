@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 
 from jax_tensorarray._ops.primitive import (
-    Array,
     batch_operands,
     is_zero,
     like_buffer,
@@ -22,6 +21,7 @@ from jax_tensorarray._ops.primitive import (
 )
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._types import Array
 
 
 def ta_read_part(buffer: Array, index: Array, parts: Array) -> Array:

@@ -32,8 +32,7 @@ from jax_tensorarray._ops import sorting
 from jax_tensorarray._ops.calls import PREFIX, TEXT, Signature, declare, op_attribute
 from jax_tensorarray._ops.partition import label
 from jax_tensorarray._ops.starts import counting, numbers_of_rows, positions_of, sizes_of
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 
 class Params(TypedDict):

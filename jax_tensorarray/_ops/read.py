@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax_tensorarray import _compat
 from jax_tensorarray._ops import addressing, reference
 from jax_tensorarray._ops.primitive import (
-    Array,
     Params,
     batch_rows,
     batched_params,
@@ -19,7 +18,7 @@ from jax_tensorarray._ops.primitive import (
     rows_of,
     to_front,
 )
-from jax_tensorarray._types import Lowering, Mode, Numbers
+from jax_tensorarray._types import Array, Lowering, Mode, Numbers
 
 
 def ta_read(

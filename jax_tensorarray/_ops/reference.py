@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 
 def _batched(f: Callable[..., Any], batch_dims: int) -> Callable[..., Any]:

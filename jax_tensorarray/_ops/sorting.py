@@ -8,14 +8,12 @@ thread finds the positions of its row next to its own.
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jax_tensorarray import _gates
 from jax_tensorarray._ops import reference, starts
-
-Array = jax.Array
+from jax_tensorarray._types import Array
 
 #: Platforms whose kernels use one thread per position. A CPU visits them in order.
 PLATFORMS = {"cuda", "rocm"}

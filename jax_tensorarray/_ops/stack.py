@@ -6,8 +6,8 @@ import jax
 from jax.typing import ArrayLike
 
 from jax_tensorarray._ops import arguments, reference
-from jax_tensorarray._ops.primitive import Array, batch_operands, like_buffer, make_primitive, simple_kernel
-from jax_tensorarray._types import Numbers
+from jax_tensorarray._ops.primitive import batch_operands, like_buffer, make_primitive, simple_kernel
+from jax_tensorarray._types import Array, Numbers
 
 
 def ta_stack(buffer: Numbers, size: ArrayLike | None = None) -> jax.Array:

@@ -21,10 +21,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jax_tensorarray._types import INT32_MAX
-
-Array = jax.Array
-
+from jax_tensorarray._types import INT32_MAX, Array
 
 # --- shapes ------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from jax.interpreters import ad
 
 from jax_tensorarray._ops import addressing, reference
 from jax_tensorarray._ops.primitive import (
-    Array,
     Params,
     batch_rows,
     check_operands,
@@ -17,7 +16,7 @@ from jax_tensorarray._ops.primitive import (
     row_kernel,
     rows_of,
 )
-from jax_tensorarray._types import Lowering, Mode, Numbers
+from jax_tensorarray._types import Array, Lowering, Mode, Numbers
 
 
 def ta_swap(

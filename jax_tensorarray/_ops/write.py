@@ -7,17 +7,9 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 
 from jax_tensorarray._ops import addressing, reference
-from jax_tensorarray._ops.primitive import (
-    Array,
-    Params,
-    batch_rows,
-    check_operands,
-    like_buffer,
-    make_primitive,
-    row_kernel,
-)
+from jax_tensorarray._ops.primitive import Params, batch_rows, check_operands, like_buffer, make_primitive, row_kernel
 from jax_tensorarray._ops.swap import ta_swap_p
-from jax_tensorarray._types import Lowering, Mode, Numbers
+from jax_tensorarray._types import Array, Lowering, Mode, Numbers
 
 
 def ta_write(

@@ -17,8 +17,6 @@ from jax_tensorarray._loops.hints import about_sizes
 from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray._loops.while_ import Bound
 
-Array = jax.Array
-
 
 @about_sizes
 def while_loop(
