@@ -11,7 +11,7 @@ from jaxlib import xla_client
 from jax_tensorarray._compat.checkify import checked_as, checked_besides, checked_inside, expanded_as
 from jax_tensorarray._compat.checkpoints import CHECKPOINT, asks_policies, checkpoint_of, is_saved
 from jax_tensorarray._compat.custom_vjp import custom_vjp_rules, define_vjp, log_of
-from jax_tensorarray._compat.equations import frame_of, is_drop, made_jaxpr, new_variable, within
+from jax_tensorarray._compat.equations import eliminates_dead_code, frame_of, is_drop, made_jaxpr, new_variable, within
 from jax_tensorarray._compat.first_use import Replacement, first_use, on_first_use
 from jax_tensorarray._compat.hijax import has_linearization, name_of_primitive
 from jax_tensorarray._compat.jaxprs import (

@@ -1,16 +1,17 @@
 """Make equations one by one, without tracing, which takes many times as long."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Var  # type: ignore[attr-defined]
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, Var  # type: ignore[attr-defined]
 from jax.extend.source_info_util import SourceInfo
+from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray._compat.jaxprs import opened
 from jax_tensorarray._compat.private import private_names
 from jax_tensorarray._types import Equation
 
-__all__ = ["frame_of", "is_drop", "made_jaxpr", "new_variable", "within"]
+__all__ = ["eliminates_dead_code", "frame_of", "is_drop", "made_jaxpr", "new_variable", "within"]
 
 
 def new_variable(aval: Any) -> Any:
@@ -24,6 +25,21 @@ def is_drop(v: Any) -> bool:
     If JAX changes the name, an unused result counts as a used one.
     """
     return type(v).__name__ == "DropVar"
+
+
+def eliminates_dead_code(
+    primitive: Primitive, rule: Callable[[Sequence[bool], Equation], tuple[list[bool], Any]]
+) -> None:
+    """Register a rule for dead code elimination, from the live results and an equation.
+
+    The rule returns the live operands and the new equation. In 0.12 JAX's own rules also get flags of the operands.
+    """
+
+    def of_jax(live: Sequence[bool], *args: Any) -> tuple[list[bool], Any]:
+        eqn = args[-1]
+        return rule(live, eqn) if any(live) or eqn.effects else ([False] * len(eqn.invars), None)
+
+    pe.dce_rules[primitive] = of_jax
 
 
 def made_jaxpr(

@@ -15,14 +15,13 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Jaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.axis import Axis, axes, names_axis
 from jax_tensorarray._jaxprs.jaxprs import flagged, is_any_zero, merge
 from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, zero_tangent
-from jax_tensorarray._types import Array
+from jax_tensorarray._types import Array, Equation
 
 
 class Rule:
@@ -206,10 +205,7 @@ def _batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], *, call_j
     return with_rule(jax.make_jaxpr(call)(*args), args, of_all), axes(batched)
 
 
-def _without_unused(live: Sequence[bool], *args: Any) -> tuple[list[bool], Any]:
-    eqn = args[-1]  # in 0.12 the equation comes after flags of the live operands
-    if not any(live) and not eqn.effects:
-        return [False] * len(eqn.invars), None
+def _without_unused(live: Sequence[bool], eqn: Equation) -> tuple[list[bool], Any]:
     call, rule = eqn.params["call_jaxpr"], eqn.params["rule"]
     call, operands = jaxprs.part_of(call, tuple(live), (True,) * len(eqn.invars))  # the rule may use all operands
     params = {"call_jaxpr": call, "rule": rule if all(live) else rule.of_some(live)}
@@ -234,5 +230,5 @@ ta_custom_jvp_p.def_effectful_abstract_eval(_abstract_eval)
 ad.primitive_jvps[ta_custom_jvp_p] = _jvp
 ad.primitive_transposes[ta_custom_jvp_p] = nonzero_transpose(_transpose)
 batching.fancy_primitive_batchers[ta_custom_jvp_p] = _batch
-pe.dce_rules[ta_custom_jvp_p] = _without_unused
+_compat.eliminates_dead_code(ta_custom_jvp_p, _without_unused)
 mlir.register_lowering(ta_custom_jvp_p, mlir.lower_fun(_run, multiple_results=True))

@@ -49,13 +49,10 @@ class Pruned(NamedTuple):
 PrunedFor = Callable[..., Pruned]
 
 
-def _without_unused(pruned_for: PrunedFor) -> Callable[..., tuple[list[bool], Any]]:
-    """Return the rule for dead code elimination: it returns the flags of the live operands, and the equation."""
+def _without_unused(pruned_for: PrunedFor) -> Callable[[Sequence[bool], Equation], tuple[list[bool], Any]]:
+    """Return the rule for dead code elimination."""
 
-    def rule(live: list[bool], *args: Any) -> tuple[list[bool], Any]:
-        eqn = args[-1]  # in 0.12 the equation comes after flags of the live operands
-        if not any(live) and not eqn.effects:
-            return [False] * len(eqn.invars), None
+    def rule(live: Sequence[bool], eqn: Equation) -> tuple[list[bool], Any]:
         part = pruned_for(live, len(eqn.invars), **eqn.params)
         return part.operands, part.equation(eqn)
 
@@ -117,7 +114,7 @@ def register(
     mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
     _compat.lowers_its_bodies(primitive)
     _compat.checked_as(primitive, run if run_checked is None else run_checked)
-    pe.dce_rules[primitive] = _without_unused(pruned_for)
+    _compat.eliminates_dead_code(primitive, _without_unused(pruned_for))
     rule = _faults.named(batching_rule(primitive, batch), f"jax.vmap of a {_name(primitive)}")
     batching.fancy_primitive_batchers[primitive] = rule
     registry.ENTRIES[primitive.name] = registry.Entry("rules" if mask is None else "loop", bodies)
