@@ -311,7 +311,7 @@ def test_checkify_finds_the_errors_of_a_derivative_and_no_others(residuals):
 
 def test_a_count_that_its_dtype_cannot_hold(monkeypatch):
     """In 8 bits here, since 2**31 steps take a while."""
-    monkeypatch.setattr(while_module, "counting", lambda max_steps: jnp.dtype(jnp.int8))
+    monkeypatch.setattr(while_module, "steps_dtype", lambda max_steps: jnp.dtype(jnp.int8))
 
     def f(x, max_steps, n=300):
         how = {"max_steps": max_steps, "on_limit": "stop", "return_steps": True}
