@@ -82,11 +82,11 @@ RECOMPUTED_SHARE = 4
 REPEATED_WORK = 512
 
 #: A loop stores a tape of at most so many bytes for all its steps if undo would repeat more than so many operations for
-#: each byte that it saves. For such a tape the gradient with undo takes 1.1 to 1.8 times as long
-#: as plain JAX's (`exp` of all of a buffer, 1.2 to 6 operations per byte; 0.8 to 1.2 times for `tanh`), and 0.4 to 1.0
-#: times for up to 0.7 operations. If the tape takes 6 MB or more, undo takes 0.5 to 1.1 times as long even for `exp`,
-#: but 1.4 times for `logsumexp` (CPU, jax 0.12, rows of 24 floats).
-TAPE_BYTES = 1 << 22
+#: each byte that it saves. For such a tape the gradient with undo takes 0.6 to 1.6 times as long as plain JAX's (`exp`,
+#: `tanh`, `sin` and `logsumexp` of all of a buffer, five operations per byte), and 0.4 to 1.0 times for up to 0.7
+#: operations. If the tape takes 3 MB or more, undo takes 0.2 to 1.1 times as long (CPU, jax 0.12, 20 to 1000 rows of 1
+#: to 240 floats).
+TAPE_BYTES = 1 << 21
 UNDONE_WORK = 1
 
 #: We remove a checkpoint that recomputes a step if the gradient then stores at most so many times as much.

@@ -628,6 +628,14 @@ MUTANTS = {
         ),
         files=("ops/test_starts.py",),
     ),
+    "exp of a whole array is fused with the update of a row": Mutant(
+        (("_lowering/slices.py", "self.is_on_cpu and _is_fused", "False and _is_fused"),),
+        files=("lowering/test_slices.py -k exp_of",),
+    ),
+    "an update that is not in place passes a barrier before exp": Mutant(
+        (("_lowering/slices.py", "if scope.uses.of(updated)[-1].eqn is not update:", "if False:"),),
+        files=("lowering/test_slices.py -k exp_of",),
+    ),
     "the tangent of a row on the host is that of the first row": Mutant(
         (
             (

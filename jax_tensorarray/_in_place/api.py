@@ -142,7 +142,7 @@ def in_place(
 
             - "auto": the rows that the step overwrites, and the values that cannot be recomputed, if JAX would keep a
               whole buffer, or values computed from one. Otherwise what JAX keeps, and also if that is at most
-              4 MiB for all steps and takes long to compute again.
+              2 MiB for all steps and takes long to compute again.
             - "tape": what JAX keeps.
             - "recompute": the carry of each step. The backward pass recomputes the rest.
             - "undo": the rows that are overwritten, even if this takes more memory.

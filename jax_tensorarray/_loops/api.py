@@ -172,7 +172,7 @@ def while_loop(
             - `Checkpoint(k)`: nothing. The whole loop stores `k` carries, and runs again from them.
             - `Inverse(f)`: nothing. `f` computes the carry before a step from the carry after it.
             - "auto", `Auto()`: "undo" if a tape would hold whole buffers that the body updates by rows, else "tape". A
-              tape of at most 4 MiB is kept if "undo" would compute much of it again. Given `Auto(memory=n)`, "undo" or
+              tape of at most 2 MiB is kept if "undo" would compute much of it again. Given `Auto(memory=n)`, "undo" or
               a `Checkpoint` if this takes more than n bytes.
         return_steps: whether to return a pair: the carry, and a named tuple `(taken, cut)`. `taken` is the number of
             steps. `cut` is whether `cond_fun` was still true; with `on_limit="raise"` it is False, except on a TPU.

@@ -84,7 +84,7 @@ def _fewest(max_steps: int) -> int:
 class Auto(Strategy):
     """Choose for each loop: a tape or, if a tape would hold whole buffers, the rows that `Undo` stores: "auto".
 
-    A tape of at most 4 MiB for all steps is kept if `Undo` would take longer, because it computes a function such as
+    A tape of at most 2 MiB for all steps is kept if `Undo` would take longer, because it computes a function such as
     `exp` of a whole buffer again. `residuals.explain` returns the choice.
 
     Args:

@@ -525,6 +525,30 @@ def test_a_row_that_has_been_written_is_read_in_the_same_step(of):
     np.testing.assert_allclose(program(*args_of(60))[0], want, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="where no barrier holds, XLA fuses the two")
+@pytest.mark.parametrize("old_is_used", [False, True])
+def test_exp_of_a_whole_array_is_in_no_fusion_with_the_update_of_a_row(old_is_used):
+    """There XLA computes it without vectors. If the buffer before the update is used later, the fusion saves a copy."""
+
+    def f(b, c, x):
+        def step(b, i):
+            new = ta_write(b, i, x * i) + jnp.exp(c - i)
+            return new, jnp.sum(b * new) if old_is_used else 0.0
+
+        return lax.scan(step, b, jnp.arange(5))
+
+    b, c, x = np.ones((20, 24)), np.linspace(-1, 1, 480).reshape(20, 24), np.linspace(0, 1, 24)
+    compiled = jax.jit(f).lower(b, c, x).compile()
+    fusions = re.findall(r"(?m)^%fused_computation[^{]*\{\n(.*?)^\}", compiled.as_text(), re.DOTALL)
+    both = [text for text in fusions if " exponential(" in text and " dynamic-update-slice(" in text]
+    assert len(both) == old_is_used
+    want = b.copy()
+    for i in range(5):
+        want[i] = x * i
+        want = want + np.exp(c - i)
+    np.testing.assert_allclose(compiled(b, c, x)[0], want, rtol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="where no barrier holds, a call is needed")
 def test_zeros_that_loops_begin_with_again_are_passed_by_no_call():
