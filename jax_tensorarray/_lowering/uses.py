@@ -149,7 +149,7 @@ class OrderNeeds:
         rows = [num_bytes(eqn.outvars[0]) for eqn in reads if eqn.primitive is ta_read_p]
         least, maker = min(num_bytes(written), max(rows, default=0)), scope.maker(written)
         is_made = maker is not None and not inner_scopes(scope, maker)
-        return written if is_made and least >= _gates.ORDERED_BYTES_OF_ALL else None
+        return written if is_made and least >= _gates.ORDERED_BYTES else None
 
     def _goes_on(self, use: Use) -> bool:
         """Return whether a use returns a version of a buffer from the jaxpr, or updates it."""
