@@ -159,8 +159,8 @@ class _JaxprRewriter:
         """Put barriers before an operation that reads whole updated buffers. Return whether there are such.
 
         Otherwise XLA duplicates the update into the fusion that reads, and copies the old buffer for it. Without other
-        uses of the updated buffer, XLA computes the update in that fusion only. On a CPU it then computes functions such
-        as `exp` in that fusion without vectors, because each element may be one that the update replaces:
+        uses of the updated buffer, XLA computes the update in that fusion only. On a CPU, XLA then computes functions
+        such as `exp` in that fusion without vectors, because the update may replace any element:
 
             b = dynamic_update_slice(b, x, i)        b = dynamic_update_slice(b, x, i)
             b = add(b, exp(c))                       b = optimization_barrier(b)
