@@ -135,7 +135,7 @@ class _Entry(Hlo):
     def _made(self, computation: str, i: Instruction, operands: Sequence[Versions]) -> Versions:
         first = operands[0]
         if i.opcode == "get-tuple-element":
-            return first[(k := hlo_text.element(i)) : k + 1]
+            return first[i.element : i.element + 1]
         if i.opcode in _SAME:
             return first
         if i.opcode == "tuple":
@@ -164,7 +164,7 @@ class _Entry(Hlo):
     def _called(self, computation: str, i: Instruction, operands: Sequence[Versions]) -> Versions:
         """Return the versions that a call makes in place. It updates as many bytes as its largest other operand has."""
         made: Versions = [None] * len(i.arrays)
-        for output, operand in hlo_text.aliased(i.attributes).items():
+        for output, operand in i.aliased.items():
             others = [self.computations[computation][name] for name in i.operands if name != i.operands[operand]]
             v = (operands[operand] or [None])[0]
             made[output] = v and v.updated(i, max((other.num_bytes for other in others), default=0))
@@ -173,7 +173,7 @@ class _Entry(Hlo):
     def _after_loop(self, loop: Instruction, init: Versions) -> Versions:
         """Return the versions of the carries after a loop. `buffers` finds the copies in its steps."""
         body = next(name for name, i in self.loops.items() if i.name == loop.name)
-        steps = hlo_text.trip_count(loop.attributes)
+        steps = loop.trip_count
         after = self._returned(body, [[ArgumentVersion(k) for k in range(len(init))]])
         return [
             now.after(before, float("inf") if steps is None else steps)

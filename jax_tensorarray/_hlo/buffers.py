@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._hlo.text import SHARED, UPDATES, Hlo, Instruction
-from jax_tensorarray._hlo.text import element as _index
-from jax_tensorarray._hlo.text import trip_count as _trip_count
 from jax_tensorarray._union_find import UnionFind
 
 #: An array of the result of an instruction: (computation, instruction, which).
@@ -31,10 +29,10 @@ _NO_MATTER = SHARED | UPDATES | {"all-reduce-done", "convolution", "dot", "reduc
 class BufferOp(NamedTuple):
     """An operation on a whole buffer; `buffer` is the same for all versions of one.
 
-    `at` are instructions that tell the line of Python, the best first. `swapped` means that the buffer changes its
-    place in the carry, `twice` that it is in several places. `steps` is how often it happens in one run of the program,
-    if XLA knows. `whole` are instructions that compute something else from all rows of the copied buffer. `transposed`
-    means that the copy has another order of axes in memory.
+    `at` are instructions that tell the line of Python, the best first. `whole` are instructions that compute something
+    else from all rows of the copied buffer. `transposed` means that the copy has another order of axes in memory.
+    `steps` is how often it happens in one run of the program, if XLA knows. `carried` is "changes-places" if a copied
+    buffer changes its place in the carry, "carried-twice" if a buffer is in several places, and else empty.
     """
 
     kind: str
@@ -42,11 +40,10 @@ class BufferOp(NamedTuple):
     array: str
     buffer: Array
     at: list[Instruction]
-    swapped: bool
-    steps: int | None = None
     whole: Sequence[Instruction] = ()
-    twice: bool = False
     transposed: bool = False
+    steps: int | None = None
+    carried: str = ""
 
 
 def findings(hlo: str) -> Iterator[BufferOp]:
@@ -56,7 +53,7 @@ def findings(hlo: str) -> Iterator[BufferOp]:
 
 def trip_counts(hlo: str) -> list[int | None]:
     """Return how many steps each loop takes whenever it runs, None where XLA does not know."""
-    return [_trip_count(line) for line in hlo.splitlines() if " while(" in line]
+    return [hlo_text.trip_count(line) for line in hlo.splitlines() if " while(" in line]
 
 
 class _Buffers(Hlo):
@@ -81,9 +78,13 @@ class _Buffers(Hlo):
                 self._join_arrays_of(computation, instruction)
         self._look_behind_selects()
 
+    def _buffer(self, computation: str, name: str, k: int = 0) -> Array:
+        """Return the buffer that an array of the result of an instruction is a version of."""
+        return self.buffers.find((computation, name, k))
+
     def _steps(self, body: str) -> int | None:
         """Return how many steps a loop takes in total, over all steps of the loops around it."""
-        here = _trip_count(self.loops[body].attributes)
+        here = self.loops[body].trip_count
         around = next((b for b, inside in self.loops_in.items() if body in inside), None)
         outside = 1 if around is None else self._steps(around)
         return None if here is None or outside is None else here * outside
@@ -97,15 +98,12 @@ class _Buffers(Hlo):
         found = [i for i in self.computations[computation].values() if i.opcode == "parameter"]
         return sorted(found, key=lambda i: int(i.operands[0]))
 
-    def _is_parameter(self, computation: str, name: str) -> bool:
-        return self.computations[computation][name].opcode == "parameter"
-
     def _slot(self, computation: str, name: str) -> int | None:
         """Return which entry of the carry `name` is, seen through copies."""
         made = self._made(computation, name)
-        if made is None or made.opcode != "get-tuple-element" or not self._is_parameter(computation, made.operands[0]):
+        if made is None or made.opcode != "get-tuple-element":
             return None
-        return _index(made)
+        return made.element if self.computations[computation][made.operands[0]].opcode == "parameter" else None
 
     def _made(self, computation: str, name: str, through: Set[str] = _SAME) -> Instruction | None:
         """Return the instruction that made an array, seen through these."""
@@ -146,7 +144,7 @@ class _Buffers(Hlo):
             if not (i.opcode.startswith("copy") and self._starts_afresh(computation, i)):
                 self.buffers.join(here, (computation, i.operands[0], 0))
         elif i.opcode == "get-tuple-element":
-            self.buffers.join(here, (computation, i.operands[0], _index(i)))
+            self.buffers.join(here, (computation, i.operands[0], i.element))
         elif i.opcode == "tuple":
             for k, name in enumerate(i.operands):
                 self.buffers.join((computation, i.name, k), (computation, name, 0))
@@ -184,7 +182,7 @@ class _Buffers(Hlo):
         )
 
     def _join_call(self, computation: str, i: Instruction) -> None:
-        for output, operand in hlo_text.aliased(i.attributes).items():
+        for output, operand in i.aliased.items():
             self.buffers.join((computation, i.name, output), (computation, i.operands[operand], 0))
         if 'custom_call_target="jax_tensorarray_' in i.attributes and i.operands:
             self.by_rows.add((computation, i.operands[0], 0))
@@ -211,7 +209,7 @@ class _Buffers(Hlo):
         seen: set[str] = set()
         for body, loop in self.loops.items():
             (parameter,) = self._parameters(body)
-            slots = {k: self.buffers.find((body, parameter.name, k)) for k in range(len(parameter.arrays))}
+            slots = {k: self._buffer(body, parameter.name, k) for k in range(len(parameter.arrays))}
             carried = set(slots.values()) & self.by_rows
             changing = Counter(buffer for k, buffer in slots.items() if k not in self.invariant[body])
             moving = {buffer for buffer, places in changing.items() if places > 1}
@@ -221,43 +219,41 @@ class _Buffers(Hlo):
                 if computation not in seen:
                     seen.add(computation)
                     for instruction in self.computations[computation].values():
-                        for finding in self._of(computation, instruction, carried, moving):
-                            of_two = finding.buffer in twice
-                            swapped = finding.swapped and not of_two
-                            yield finding._replace(at=[*finding.at, loop], steps=steps, swapped=swapped, twice=of_two)
+                        for finding in self._of(computation, instruction, carried):
+                            is_moved = finding.kind == "copy" and finding.buffer in moving
+                            place = "carried-twice" if finding.buffer in twice else "changes-places" * is_moved
+                            yield finding._replace(at=[*finding.at, loop], steps=steps, carried=place)
 
-    def _of(self, computation: str, i: Instruction, carried: set[Array], moving: set[Array]) -> Iterator[BufferOp]:
+    def _of(self, computation: str, i: Instruction, carried: set[Array]) -> Iterator[BufferOp]:
         if self._is_copy(i):
-            source = self.buffers.find((computation, i.operands[0], 0))
-            if {source, self.buffers.find((computation, i.name, 0))} & carried and not self._starts_a_loop(
-                computation, i
-            ):
+            source = self._buffer(computation, i.operands[0])
+            if {source, self._buffer(computation, i.name)} & carried and not self._starts_a_loop(computation, i):
                 at = [*self._updates_of(computation, i), *self._maker(computation, i.operands[0]), i]
                 whole = self._whole_uses(computation, source)
                 is_moved = self._is_transposed(computation, i)
-                yield BufferOp("copy", i, i.arrays[0], source, at, source in moving, whole=whole, transposed=is_moved)
+                yield BufferOp("copy", i, i.arrays[0], source, at, whole, is_moved)
             return
         if self._is_broadcast(computation, i):
-            source = self.buffers.find((computation, i.operands[0], 0))
-            if source in carried and self.buffers.find((computation, i.name, 0)) in self.by_rows:
-                yield BufferOp("broadcast", i, i.arrays[0], source, [i], False)
+            source = self._buffer(computation, i.operands[0])
+            if source in carried and self._buffer(computation, i.name) in self.by_rows:
+                yield BufferOp("broadcast", i, i.arrays[0], source, [i])
                 return
         where = i.callees()[0] if i.opcode == "fusion" else computation
         for part in self._parts(i):
             if (put := self._buffer_put(where, part)) is not None and self.buffers.find(put) in carried:
                 array = self.computations[where][put[1]].arrays[0]
-                yield BufferOp("save", i, array, self.buffers.find(put), [part, i], False)
+                yield BufferOp("save", i, array, self.buffers.find(put), [part, i])
         if i.opcode in _NO_MATTER:
             return
         for k, (array, is_updated) in enumerate(zip(i.arrays, self.in_place(i), strict=False)):
-            buffer = self.buffers.find((computation, i.name, k))
+            buffer = self._buffer(computation, i.name, k)
             if is_updated:
                 continue
             if self._adds_rows_as_a_whole(computation, i, k):
-                yield BufferOp("sum", i, array, buffer, [i], False)
+                yield BufferOp("sum", i, array, buffer, [i])
             elif buffer in carried:
                 selects = any(part.opcode == "select" and part.arrays == (array,) for part in self._parts(i))
-                yield BufferOp("select" if selects else "anew", i, array, buffer, [i], False)
+                yield BufferOp("select" if selects else "anew", i, array, buffer, [i])
 
     def _is_copy(self, i: Instruction) -> bool:
         """Return whether `i` is a copy, or a fusion of nothing else."""
@@ -281,7 +277,7 @@ class _Buffers(Hlo):
             inner = [names[name] for name in root.operands if name in names]  # on a TPU branches return a tuple in one
             for returned in (i for i in (root, *inner) if i.opcode == "tuple"):
                 made = Counter(made.name for name in returned.operands if (made := self._made(computation, name)))
-                found |= {self.buffers.find((computation, name, 0)) for name, times in made.items() if times > 1}
+                found |= {self._buffer(computation, name) for name, times in made.items() if times > 1}
         return found
 
     def _is_broadcast(self, computation: str, i: Instruction) -> bool:
@@ -292,12 +288,10 @@ class _Buffers(Hlo):
     def _whole_uses(self, computation: str, buffer: Array) -> list[Instruction]:
         """Return the instructions that compute something else from all rows of a buffer, such as a product."""
         versions = [
-            i.name
-            for i in self.computations[computation].values()
-            if self.buffers.find((computation, i.name, 0)) == buffer
+            i.name for i in self.computations[computation].values() if self._buffer(computation, i.name) == buffer
         ]
         uses = [use for name in versions for use in self._computed_from(computation, name)]
-        return [i for where, i in uses if self.buffers.find((where, i.name, 0)) != buffer]
+        return [i for where, i in uses if self._buffer(where, i.name) != buffer]
 
     def _computed_from(self, computation: str, name: str) -> Iterator[tuple[str, Instruction]]:
         """Yield the instructions that compute with an array as a whole, each with its computation."""
@@ -322,10 +316,10 @@ class _Buffers(Hlo):
             found.append([u for same in found[-1] if same.opcode in _SAME for u in self._users(computation, same.name)])
         passing = _SAME | {"tuple", "while", "get-tuple-element"}
         users = [u for users in found for u in users if u.opcode not in passing]
-        buffer = self.buffers.find((computation, copy.name, 0))
+        buffer = self._buffer(computation, copy.name)
 
         def is_other(user: Instruction) -> bool:
-            return all(self.buffers.find((computation, user.name, k)) != buffer for k in range(len(user.arrays)))
+            return all(self._buffer(computation, user.name, k) != buffer for k in range(len(user.arrays)))
 
         return sorted(users, key=is_other)
 
@@ -350,8 +344,8 @@ class _Buffers(Hlo):
 
         Such an array comes from a branch, from a short loop, or from an update of zeros, perhaps through a select.
         """
-        here = self.buffers.find((computation, i.name, k))
-        versions = [name for name in i.operands if self.buffers.find((computation, name, 0)) == here]
+        here = self._buffer(computation, i.name, k)
+        versions = [name for name in i.operands if self._buffer(computation, name) == here]
         others = [name for name in i.operands if name not in versions]
         if versions and self._has_rows_in_zeros(computation, others, hlo_text.array_bytes(i.arrays[k])):
             return True
@@ -359,13 +353,13 @@ class _Buffers(Hlo):
             return False
         for name in i.operands:
             operand = self.computations[computation][name]
-            rows = self.buffers.find((computation, name, 0))
+            rows = self._buffer(computation, name)
             if operand.arrays != (i.arrays[k],) or rows == here or rows not in self.by_rows:
                 continue
             for maker in self._maker(computation, name):
                 if maker.opcode == "call":
                     maker = self.root(maker.callees()[0])
-                steps = _trip_count(maker.attributes)
+                steps = maker.trip_count
                 whole = steps is not None and steps >= _length(i.arrays[k])
                 if maker.opcode == "conditional" or (maker.opcode == "while" and not whole):
                     return True
@@ -398,7 +392,7 @@ class _Buffers(Hlo):
             value = computation, i.operands[2], 0
         else:
             return None
-        return value if self.buffers.find(value) != self.buffers.find((computation, i.name, 0)) else None
+        return value if self.buffers.find(value) != self._buffer(computation, i.name) else None
 
     def _new_rows(self, computation: str, update: Instruction) -> str:
         """Return what an update writes. If its index may be out of range, it selects between that and the old rows."""

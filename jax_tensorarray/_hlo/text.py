@@ -18,7 +18,7 @@ _CALLED = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
 _BODY = re.compile(r"\bbody=%?([\w.\-]+)")
-_UPDATES_FIRST = re.compile(r"output_to_operand_aliasing=\{\{0?\}: \(0, ")
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 UPDATES = {"dynamic-update-slice", "scatter"}
 
@@ -78,6 +78,24 @@ class Instruction(NamedTuple):
         match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match.group(1) if match else ""
 
+    @property
+    def trip_count(self) -> int | None:
+        """How many steps a loop takes, None if XLA does not know."""
+        return trip_count(self.attributes)
+
+    @property
+    def aliased(self) -> dict[int, int]:
+        """Which outputs of a call are updates of an operand, by its number."""
+        aliases = re.search(r"output_to_operand_aliasing=\{(.*?\)) ?\}", self.attributes)
+        pairs = re.findall(r"\{(\d*)\}: \((\d+), ", aliases.group(1) if aliases else "")
+        return {int(output or 0): int(operand) for output, operand in pairs}
+
+    @property
+    def element(self) -> int:
+        """Which element of a tuple a `get-tuple-element` gets."""
+        match = re.search(r"index=(\d+)", self.attributes)
+        return int(match.group(1)) if match else 0
+
     def callees(self) -> list[str]:
         """Return the computations that this instruction runs."""
         groups = _BRANCHES.findall(self.attributes)
@@ -107,8 +125,8 @@ class Hlo:
         #: Every loop, by the name of its body.
         self.loops = {match.group(1): i for i in loops if (match := _BODY.search(i.attributes))}
 
-    def reachable(self, start: Iterable[str], into_loops: bool = True) -> Iterator[str]:
-        """Yield computations that run together with `start`, except bodies of single instructions such as fusions."""
+    def reachable(self, start: Iterable[str], into_loops: bool = True, into_single: bool = False) -> Iterator[str]:
+        """Yield computations that run together with `start`, `into_single` also those of instructions like fusions."""
         todo, seen = list(start), set()
         while todo:
             name = todo.pop()
@@ -117,7 +135,7 @@ class Hlo:
             seen.add(name)
             yield name
             for i in self.computations[name].values():
-                if i.opcode not in _SINGLE and (into_loops or i.opcode != "while"):
+                if (into_single or i.opcode not in _SINGLE) and (into_loops or i.opcode != "while"):
                     todo += i.callees()
 
     def root(self, computation: str) -> Instruction:
@@ -135,7 +153,7 @@ class Hlo:
         """Return whether a value is a parameter with slices updated, perhaps by a call that updates in place."""
         i, updates = self.computations[computation][name], 0
         while i.opcode in {*UPDATES, "bitcast", "custom-call", "get-tuple-element"}:
-            if i.opcode == "custom-call" and not _UPDATES_FIRST.search(i.attributes):
+            if i.opcode == "custom-call" and i.aliased.get(0) != 0:
                 return False
             updates += i.opcode not in ("bitcast", "get-tuple-element")
             i = self.computations[computation][i.operands[0]]
@@ -184,23 +202,10 @@ def operations_in_loops(hlo: str) -> Iterator[Instruction]:
             yield i
 
 
-def trip_count(attributes: str) -> int | None:
-    """Return how many steps a loop takes, None where XLA does not know."""
-    match = re.search(r'"known_trip_count":\{"n":"(\d+)"', attributes)
+def trip_count(line: str) -> int | None:
+    """Return how many steps a loop takes, by its line or its attributes. None if XLA does not know."""
+    match = _TRIP_COUNT.search(line)
     return int(match.group(1)) if match else None
-
-
-def aliased(attributes: str) -> dict[int, int]:
-    """Return which outputs of a call are updates of an operand."""
-    aliases = re.search(r"output_to_operand_aliasing=\{(.*?\)) ?\}", attributes)
-    found = re.findall(r"\{(\d*)\}: \((\d+), ", aliases.group(1) if aliases else "")
-    return {int(output or 0): int(operand) for output, operand in found}
-
-
-def element(get_tuple_element: Instruction) -> int:
-    """Return which element of a tuple an instruction gets."""
-    match = re.search(r"index=(\d+)", get_tuple_element.attributes)
-    return int(match.group(1)) if match else 0
 
 
 def of_executable(executable: Any) -> str:
@@ -217,16 +222,12 @@ def loops_only(hlo: str) -> str:
     if not program.loops:
         return hlo
     kept = {name for name, found in program.computations.items() if any(i.opcode == "while" for i in found.values())}
-    todo = [callee for loop in program.loops.values() for callee in loop.callees()]
-    seen: set[str] = set()
-    while todo:
-        if (name := todo.pop()) not in seen:
-            seen.add(name)
-            todo += [callee for i in program.computations.get(name, {}).values() for callee in i.callees()]
+    callees = [callee for loop in program.loops.values() for callee in loop.callees()]
+    kept.update(program.reachable(callees, into_single=True))
     lines, shown = [], True
     for line in hlo.splitlines():
         if match := _COMPUTATION.match(line):
-            shown = match.group(1) in kept | seen
+            shown = match.group(1) in kept
         if shown:
             lines.append(line)
     return "\n".join(lines)

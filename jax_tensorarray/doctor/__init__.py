@@ -6,7 +6,8 @@ from jax_tensorarray.doctor._explain import Explained, Explanation, explain
 from jax_tensorarray.doctor._growth import Growth, GrowthError, forbid_growth, growth
 from jax_tensorarray.doctor._kept import Kept
 from jax_tensorarray.doctor._passes import passes
-from jax_tensorarray.doctor._watch import LoopCopyError, Report, forbid_copies, watch
+from jax_tensorarray.doctor._report import Report
+from jax_tensorarray.doctor._watch import LoopCopyError, forbid_copies, watch
 
 __all__ = [
     "ArgumentCopy",

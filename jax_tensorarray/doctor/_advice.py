@@ -1,70 +1,53 @@
 """What to do about a loop that copies a buffer."""
 
-#: What to do, by the cause. Each begins with `in_place` if `in_place` removes the cause.
+#: What to do, by the cause, which is a heading of `docs/reference/messages.md`, and stays the same. Each begins with
+#: `in_place` if `in_place` removes the cause.
 ADVICE = {
-    "swapped": "Put in_place around the function: it removes these copies. The loop returns a buffer at another "
+    "changes-places": "Put in_place around the function: it removes these copies. The loop returns a buffer at another "
     "position of the carry (`return b, a`), so XLA moves the buffer. By hand: keep each buffer at its position, and "
     "let the step number decide which buffer the step reads and which one it writes.",
-    "twice": "Put in_place around the function: it removes this copy. The loop carries one buffer several times "
-    "(`return new, new`), and XLA copies each update for each of them. By hand: carry the buffer once.",
-    "layout": "Put in_place around the function: it stores the buffer in the order that the product needs. {} needs "
-    "the axes of the buffer in another order, so XLA moves the whole buffer in every step. By hand: for "
-    "einsum('bhd,blhd->bhl', q, cache) store the cache as [batch, heads, length, dim].",
-    "checkpoint": "Put in_place around the function: it stores rows instead of buffers. jax.checkpoint runs the "
-    "body again in the backward pass, so each step stores the whole buffer. By hand: read with ta_read, write with "
-    "ta_write, and pass policy=checkpoint_policies.save_reads.",
-    "select_vmap": "Put in_place around the function: it masks single rows instead. jax.vmap of a cond or a "
-    "while_loop with a batched predicate runs both sides, and then selects between whole buffers or their "
-    "gradients. By hand: read with ta_read(b, i), and write with ta_write(b, i, x).",
-    "select": "Put in_place around the function: it writes one row with a mask instead. A select (jnp.where, "
+    "carried-twice": "Put in_place around the function: it removes this copy. The loop carries one buffer several "
+    "times (`return new, new`), and XLA copies each update for each of them. By hand: carry the buffer once.",
+    "layout-of-a-product": "Put in_place around the function: it stores the buffer in the order that the product "
+    "needs. {} needs the axes of the buffer in another order, so XLA moves the whole buffer in every step. By hand: "
+    "for einsum('bhd,blhd->bhl', q, cache) store the cache as [batch, heads, length, dim].",
+    "checkpoint-keeps-buffers": "Put in_place around the function: it stores rows instead of buffers. jax.checkpoint "
+    "runs the body again in the backward pass, so each step stores the whole buffer. By hand: read with ta_read, write "
+    "with ta_write, and pass policy=checkpoint_policies.save_reads.",
+    "batched-choice": "Put in_place around the function: it masks single rows instead. jax.vmap of a cond or a "
+    "while_loop with a batched predicate runs both sides, and then selects between whole buffers or their gradients. "
+    "By hand: read with ta_read(b, i), and write with ta_write(b, i, x).",
+    "whole-select": "Put in_place around the function: it writes one row with a mask instead. A select (jnp.where, "
     "lax.select, or a plain read or write whose index may be out of range) computes every row. By hand: "
     "ta_write(buffer, i, x, where=p) instead of jnp.where(p, new_buffer, buffer). If an example starts again "
     "(`jnp.where(done, first, state)`), make `first` before the loop.",
-    "gradient": "Put in_place around the function: it gives the reads and writes of the backward pass an order that "
-    "needs no copy. The gradients of plain reads (`b[i]`) and plain writes (`.at[i].set`) change the cotangent "
-    "without such an order, so XLA copies it. By hand: read with ta_read(b, i), write with ta_write(b, i, x), and "
-    "add with ta_add(b, i, x).",
-    "beside": "Put in_place around the function: it reads before it writes, which needs no copy. The loop still "
-    "uses the buffer from before this update, so XLA keeps a copy of that version. By hand: read with ta_read(b, "
+    "gradient-of-plain-rows": "Put in_place around the function: it gives the reads and writes of the backward pass an "
+    "order that needs no copy. The gradients of plain reads (`b[i]`) and plain writes (`.at[i].set`) change the "
+    "cotangent without such an order, so XLA copies it. By hand: read with ta_read(b, i), write with ta_write(b, i, "
+    "x), and add with ta_add(b, i, x).",
+    "old-version-used": "Put in_place around the function: it reads before it writes, which needs no copy. The loop "
+    "still uses the buffer from before this update, so XLA keeps a copy of that version. By hand: read with ta_read(b, "
     "i), and write with ta_write(b, i, x).",
-    "ours": "This row op needs no copy by itself, but the loop still uses the version of the buffer from before the "
-    "update. Read the rows of that version with ta_read before the update. If the index of the read depends on the "
-    "new version, compute the index from the value that you write.",
-    "whole": "Put in_place around the function: it removes this copy. {} reads every row of the buffer in every "
-    "step; that cost stays. By hand: let the step read the whole buffer only before this update or only after it.",
-    "sum": "Put in_place around the function: it adds only the rows. A cond or an inner loop that reads a few rows "
-    "has a gradient as large as the buffer, and XLA adds all of it. By hand: read with ta_read(b, i).",
-    "anew": "The loop computes every row in every step. If you want that, leave it. Otherwise update only the rows "
-    "that change, with ta_write, ta_add or ta_swap.",
-    "save": "Every step stores the whole buffer: as a stacked output, or for the backward pass. Stack the rows that "
-    "you need instead of the buffer. Under jax.checkpoint, read with ta_read and pass "
+    "read-after-write": "This row op needs no copy by itself, but the loop still uses the version of the buffer from "
+    "before the update. Read the rows of that version with ta_read before the update. If the index of the read depends "
+    "on the new version, compute the index from the value that you write.",
+    "read-as-a-whole": "Put in_place around the function: it removes this copy. {} reads every row of the buffer in "
+    "every step; that cost stays. By hand: let the step read the whole buffer only before this update or only after "
+    "it.",
+    "sum-of-gradients": "Put in_place around the function: it adds only the rows. A cond or an inner loop that reads a "
+    "few rows has a gradient as large as the buffer, and XLA adds all of it. By hand: read with ta_read(b, i).",
+    "made-anew": "The loop computes every row in every step. If you want that, leave it. Otherwise update only the "
+    "rows that change, with ta_write, ta_add or ta_swap.",
+    "kept-for-each-step": "Every step stores the whole buffer: as a stacked output, or for the backward pass. Stack "
+    "the rows that you need instead of the buffer. Under jax.checkpoint, read with ta_read and pass "
     "policy=checkpoint_policies.save_reads.",
-    "kept": "Put in_place around the function: it stores only the rows that a step overwrites. The derivative of a "
-    "step needs the whole buffer, so JAX stores the buffer for every step. By hand: use scan, fori_loop or "
-    "while_loop of jax_tensorarray, and write with ta_write. A buffer that a step overwrites as a whole is stored "
-    "in any case.",
-    "tape": "The body computes with the whole buffer, so the tape of this loop stores the buffer for every step. "
-    "Give the loop residuals='undo': then it stores only the rows that a step overwrites. For this the body has to "
-    "write rows with ta_write, ta_add or ta_swap.",
-}
-
-#: The causes by the names that reports print. Each is a heading of `docs/reference/messages.md`, and stays the same.
-NAMES = {
-    "swapped": "changes-places",
-    "twice": "carried-twice",
-    "layout": "layout-of-a-product",
-    "checkpoint": "checkpoint-keeps-buffers",
-    "select_vmap": "batched-choice",
-    "select": "whole-select",
-    "gradient": "gradient-of-plain-rows",
-    "beside": "old-version-used",
-    "ours": "read-after-write",
-    "whole": "read-as-a-whole",
-    "sum": "sum-of-gradients",
-    "anew": "made-anew",
-    "save": "kept-for-each-step",
-    "kept": "kept-for-the-gradient",
-    "tape": "kept-on-the-tape",
+    "kept-for-the-gradient": "Put in_place around the function: it stores only the rows that a step overwrites. The "
+    "derivative of a step needs the whole buffer, so JAX stores the buffer for every step. By hand: use scan, "
+    "fori_loop or while_loop of jax_tensorarray, and write with ta_write. A buffer that a step overwrites as a whole "
+    "is stored in any case.",
+    "kept-on-the-tape": "The body computes with the whole buffer, so the tape of this loop stores the buffer for every "
+    "step. Give the loop residuals='undo': then it stores only the rows that a step overwrites. For this the body has "
+    "to write rows with ta_write, ta_add or ta_swap.",
 }
 
 #: What to do about an argument that is copied in every call.

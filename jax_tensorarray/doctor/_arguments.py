@@ -1,6 +1,5 @@
 """Find the arguments that a program copies as a whole, outside of loops, and count how often it is called."""
 
-import linecache
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +13,16 @@ from jax_tensorarray import _compat
 from jax_tensorarray._hlo import arguments as hlo_arguments
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.doctor._advice import OF_ARGUMENTS
+from jax_tensorarray.doctor._finding import Finding, array_at
 from jax_tensorarray.doctor._kept import LISTED
-from jax_tensorarray.doctor._text import dtype_of, grouped, readable, shape_of, where
+from jax_tensorarray.doctor._text import readable
 
 #: The program that JAX compiles for an update outside of jit. Its arguments have no names.
 _EAGER = re.compile(r"HloModule jit_(scatter\w*|dynamic_update_slice),")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArgumentCopy:
+class ArgumentCopy(Finding):
     """An argument that every call of a program copies as a whole, although the call changes at most a few of its rows.
 
     Attributes:
@@ -43,16 +43,11 @@ class ArgumentCopy:
     """
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
     num_bytes: int
     donated: bool
     cause: str
     times: int
     calls: int | None
-    file: str | None
-    line: int | None
-    code: str
     advice: str
     number: int = 0
 
@@ -61,28 +56,23 @@ class ArgumentCopy:
         """The bytes that are copied in all calls, or in one if they were not counted."""
         return self.num_bytes * self.times * (self.calls or 1)
 
-    def __str__(self) -> str:
-        return f"{where(self.file, self.line)}: {what_is_copied(self)}"
+    @property
+    def key(self) -> Any:
+        return self.file, self.line, self.cause, self.name
 
+    @property
+    def alike(self) -> Any:
+        return self.file, self.line, self.cause
 
-def what_is_copied(copy: ArgumentCopy) -> str:
-    """Describe an argument that is copied, in one sentence without its end."""
-    what = "an array" if copy.cause == "eager" else f"the argument {copy.name}"
-    array = f"{copy.dtype}[{', '.join(map(str, copy.shape))}]"
-    return f"a copy of {what}, {array}: {readable(copy.num_bytes * copy.times)} per call{_calls(', ', copy)}"
+    @property
+    def what(self) -> str:
+        """A description in one sentence without its end."""
+        what = "an array" if self.cause == "eager" else f"the argument {self.name}"
+        return f"a copy of {what}, {self.array}: {readable(self.num_bytes * self.times)} per call{_calls(', ', self)}"
 
-
-def alike(copies: Sequence[ArgumentCopy]) -> list[list[ArgumentCopy]]:
-    """Group arguments that are copied in the same line for the same cause, the most expensive first."""
-    costly_first = sorted(copies, key=lambda copy: copy.cost, reverse=True)
-    return list(grouped(costly_first, lambda copy: (copy.file, copy.line, copy.cause)).values())
-
-
-def sentences(copies: Sequence[ArgumentCopy], again: str = "") -> list[str]:
-    """Describe arguments that are alike, and say what to do. `again` says that other programs copy them too."""
-    more = f"{len(copies) - LISTED} more are copied there." if len(copies) > LISTED else ""
-    described = [f"{what_is_copied(copy)}." for copy in copies[:LISTED]]
-    return [*described, *filter(None, [more, again]), copies[0].advice]
+    def describe(self, alike: Sequence["ArgumentCopy"]) -> list[str]:
+        more = [f"{len(alike) - LISTED} more are copied there."] if len(alike) > LISTED else []
+        return [*(f"{copy.what}." for copy in alike[:LISTED]), *more]
 
 
 def headline_of_arguments(copies: Sequence[ArgumentCopy]) -> str:
@@ -122,18 +112,13 @@ def _described(
     cause = "eager" if is_eager else cause
     return ArgumentCopy(
         name=argument.name,
-        dtype=dtype_of(argument.array),
-        shape=shape_of(argument.array),
-        num_bytes=int(hlo_text.array_bytes(argument.array)),
         donated=argument.is_donated,
         cause=cause,
         times=len(argument.moves),
         calls=None,
-        file=frame.file if frame else None,
-        line=frame.line if frame else None,
-        code=linecache.getline(frame.file, frame.line).strip() if frame else "",
         advice=OF_ARGUMENTS[cause].format(argument.name),
         number=argument.number,
+        **array_at(argument.array, frame),
     )
 
 

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 import jax
 import jax.monitoring
@@ -21,11 +21,12 @@ from jax_tensorarray._in_place import switch
 from jax_tensorarray._in_place.jit import jit_in_place
 from jax_tensorarray._in_place.package import PackageHook, in_place_package
 from jax_tensorarray.doctor import _compare, _trace
+from jax_tensorarray.doctor._blocks import REPORT_WIDTH, Bar, Bars, Items, Text, as_html, page
 from jax_tensorarray.doctor._copies import MIN_BYTES
-from jax_tensorarray.doctor._page import fragment, html, html_of_two
 from jax_tensorarray.doctor._programs import SLOWER
-from jax_tensorarray.doctor._text import REPORT_WIDTH, counted, wrapped
-from jax_tensorarray.doctor._watch import Report, watch
+from jax_tensorarray.doctor._report import Report, html
+from jax_tensorarray.doctor._text import counted, wrapped
+from jax_tensorarray.doctor._watch import watch
 from jax_tensorarray.doctor._why import why
 
 #: After a run of more seconds than this, no program is run again for timing.
@@ -54,7 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.why is not None:
-        return _explained(options.why, parser.error)
+        try:
+            print(why(options.why))
+        except (LookupError, FileNotFoundError) as failure:
+            parser.error(f"--why: {failure}")
+        return 0
     if options.script is None:
         parser.error("the following arguments are required: SCRIPT")
     if options.min_bytes < 0:
@@ -96,25 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", type=Path, metavar="DIR", help="write a folder to attach to a bug report")
     parser.add_argument("--min-bytes", type=int, default=MIN_BYTES, metavar="N", help="ignore smaller buffers")
     parser.add_argument("--no-trial", action="store_true", help="do not try in_place, which compiles again")
-    # The options by which `--compare` talks to the two processes that it starts.
-    parser.add_argument("--fragment", type=Path, help=argparse.SUPPRESS)
+    # The options by which `--compare` tells the two processes that it starts where to write, and what to rewrite.
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rewrite", help=argparse.SUPPRESS)
     return parser
-
-
-def _explained(tag: str, error: Any) -> int:
-    """Print the section of a tag."""
-    try:
-        print(why(tag))
-    except (LookupError, FileNotFoundError) as failure:
-        _refuse(error, f"--why: {failure}")
-    return 0
-
-
-def _refuse(error: Any, text: str) -> NoReturn:
-    error(text)
-    raise AssertionError
 
 
 def _examined(options: argparse.Namespace) -> int:
@@ -124,7 +114,7 @@ def _examined(options: argparse.Namespace) -> int:
         report = around.enter_context(watch(min_bytes=options.min_bytes))
         programs = around.enter_context(_trace.recorded()) if options.trace else []
         compiled = around.enter_context(_compiling())
-        recorder = around.enter_context(_compare.recorded(options.record))
+        recorder = around.enter_context(_compare.recorded(options.record and options.record / _RESULTS))
         hooks = [] if options.rewrite is None else around.enter_context(_rewritten(options.rewrite.split()))
         status = _run(options)
     seconds = time.perf_counter() - started - (recorder.seconds if recorder else 0.0)
@@ -134,14 +124,14 @@ def _examined(options: argparse.Namespace) -> int:
             print(f"\ntrying in_place on {counted(number, 'program')} (--no-trial skips this)", file=out, flush=True)
         report.try_in_place(timed=seconds < _LONG, progress=functools.partial(_progress, out))
     print(f"\n{report.text(out.isatty() and 'NO_COLOR' not in os.environ)}", file=out)
-    if options.json:
+    if options.json or options.record:
         more: dict[str, Any] = {"seconds": seconds, "compiling": _covered(compiled), "status": status}
         more |= {"packages": _packages(report), "rewritten": [hook.name for hook in hooks if hook.found]}
-        options.json.write_text(json.dumps(report.as_json() | more))
+        (options.json or options.record / _JSON).write_text(json.dumps(report.as_json() | more))
     if options.html:
         options.html.write_text(html(report, options.script), encoding="utf-8")
-    if options.fragment:
-        options.fragment.write_text(fragment(report), encoding="utf-8")
+    if options.record:
+        (options.record / _FRAGMENT).write_text(report._repr_html_(), encoding="utf-8")
     if options.trace:
         command = " ".join([options.script, *options.arguments])
         print(f"\nTo report a bug, attach {_trace.write(options.trace, programs, report, command)}.", file=out)
@@ -217,59 +207,64 @@ def _run(options: argparse.Namespace) -> int:
 
 _RUNS = ("unchanged", "under in_place")
 
+#: The files that each of the two runs writes into its folder.
+_JSON, _FRAGMENT, _RESULTS = "report.json", "report.html", "results.pickle"
+
 #: The columns of a label, such as "values:".
 _LABEL = 10
 
 
 def _compared(options: argparse.Namespace) -> int:
     """Run the program unchanged, and with all that it jits under `in_place`, each in a process of its own."""
-    out = sys.stderr
-    reports: list[dict[str, Any]] = []
-    fragments, folders, outputs = [], [], []
+    out, reports, outputs = sys.stderr, list[dict[str, Any]](), list[str]()
     with tempfile.TemporaryDirectory() as temporary:
-        for name in _RUNS:
+        folders = [Path(temporary) / name for name in _RUNS]
+        for name, folder in zip(_RUNS, folders, strict=True):
             print(f"\n--- {options.script}, {name}", file=out, flush=True)
-            folder = Path(temporary) / str(len(reports))
             folder.mkdir()
-            file, part = folder / "report.json", folder / "report.html"
-            command = [sys.executable, "-m", "jax_tensorarray.doctor", "--no-trial", "--json", str(file)]
-            command += ["--min-bytes", str(options.min_bytes), "--fragment", str(part), "--record", str(folder)]
+            command = [sys.executable, "-m", "jax_tensorarray.doctor", "--no-trial", "--record", str(folder)]
+            command += ["--min-bytes", str(options.min_bytes)]
             command += ["--rewrite", " ".join(reports[0]["packages"])] if reports else []
             command += ["--trace", str(options.trace)] if options.trace and not reports else []
             command += [*["-m"] * options.module, options.script, *options.arguments]
             on = {switch.VARIABLE: "1"} if reports else {}  # or the second run would be the first one
             status, output = _compare.run(command, os.environ | on)
-            if status or not file.exists():
+            if status or not (folder / _JSON).exists():
                 ended = f"the program ended with status {status} {name}"
                 before = " and with status 0 unchanged" if reports else ""
                 print(f"\n--- {options.script}: {ended}{before}. Nothing was compared.", file=out)
                 return status or 1
-            reports.append(json.loads(file.read_text()))
-            fragments.append(part.read_text(encoding="utf-8"))
-            folders.append(folder)
+            reports.append(json.loads((folder / _JSON).read_text()))
             outputs.append(output)
-        values = _compare.compared(folders, outputs)
+        fragments = [(folder / _FRAGMENT).read_text(encoding="utf-8") for folder in folders]
+        values = _compare.compared([folder / _RESULTS for folder in folders], outputs)
     unchanged, rewritten = reports
     lines = [*_costs(unchanged, rewritten), *values.lines()]
     if off := switch.why_off():
         lines.append(f"off:      {off} turns in_place off, and the run under in_place has turned it on.")
     print(f"\n--- {options.script}:", file=out)
     for line in lines:
-        label, said = line[:_LABEL], line[_LABEL:]
-        print("\n".join(wrapped(said, f"    {label}", REPORT_WIDTH)), file=out)
+        print("\n".join(wrapped(line[_LABEL:], f"    {line[:_LABEL]}", REPORT_WIDTH)), file=out)
     for package in rewritten["rewritten"]:
-        print(
-            f"    To keep what {package} gains, begin with jax_tensorarray.in_place_package({package!r}).",
-            file=out,
-        )
+        print(f"    To keep what {package} gains, begin with jax_tensorarray.in_place_package({package!r}).", file=out)
     if options.json:
         runs: dict[str, Any] = dict(zip(_RUNS, reports, strict=True))
         options.json.write_text(json.dumps(runs | {"compared": values._asdict()}))
     if options.html:
-        seconds = _seconds(unchanged), _seconds(rewritten)
-        page = html_of_two(fragments[0], fragments[1], options.script, lines, seconds)
-        options.html.write_text(page, encoding="utf-8")
+        options.html.write_text(_page_of_two(options.script, lines, reports, fragments), encoding="utf-8")
     return int(bool(values.difference) or (options.fail and bool(rewritten["cases"])))
+
+
+def _page_of_two(title: str, lines: Sequence[str], reports: Sequence[dict[str, Any]], fragments: Sequence[str]) -> str:
+    """Return the page of a program that has run twice."""
+    before, after = seconds = [*map(_seconds, reports)]
+    gains = (False, after <= before)
+    runs = zip(_RUNS, seconds, gains, strict=True)
+    bars = [Bar(name, f"{took:.1f} s", took / max(seconds), is_gain) for name, took, is_gain in runs]
+    parts = [as_html([Items(lines), Bars(bars)])]
+    for name, part in zip(_RUNS, fragments, strict=True):
+        parts += [as_html([Text(name.capitalize(), "h2.run")]), part]
+    return page(title, *parts)
 
 
 def _seconds(run: dict[str, Any]) -> float:

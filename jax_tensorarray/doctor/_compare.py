@@ -1,7 +1,7 @@
 """Compare the values of two runs of a program: the results of its jitted functions, its output and its exit status."""
 
 import contextlib
-import json
+import pickle
 import re
 import subprocess
 import sys
@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,17 @@ _BYTES = 2**28
 #: The largest relative difference of numbers that a program prints.
 _PRINTED = 1e-3
 
+
+@dataclass
+class Recorded:
+    """What a run has recorded."""
+
+    #: By the function and the number of the call: by their paths, the arrays in the result, each with its dtype in JAX.
+    calls: dict[tuple[str, int], dict[str, tuple[Any, str]]] = field(default_factory=dict)
+    numbers: Counter[str] = field(default_factory=Counter)  #: of calls, by the function
+    left_out: int = 0  #: the number of calls that were not recorded, because there was too much
+
+
 # --- in the process of the program -----------------------------------------------------------------------------
 
 
@@ -39,10 +51,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._calls: Counter[str] = Counter()
-        self._index: list[tuple[str, int, list[tuple[str, str]]]] = []
-        self._arrays: list[Any] = []
-        self._bytes, self._left_out = 0, 0
+        self.recorded = Recorded()
+        self._bytes = 0
         self._lock = threading.RLock()
 
     def seen(self, function: Any, results: Any) -> None:
@@ -52,29 +62,22 @@ class Recorder:
         if not name or f"{module}.".startswith(("jax.", "jaxlib.")):
             return
         with self._lock:
-            self._calls[name] += 1
-            number = self._calls[name]
+            self.recorded.numbers[name] += 1
+            number = self.recorded.numbers[name]
             if number > _FIRST_CALLS and number & (number - 1):
                 return
             if self._bytes > _BYTES:
-                self._left_out += 1
+                self.recorded.left_out += 1
                 return
             jax.block_until_ready(results)  # this time is the program's
             started = time.perf_counter()
-            paths = []
+            arrays = self.recorded.calls[name, number] = {}
             for path, leaf in jax.tree_util.tree_leaves_with_path(results):
                 array = _sample(leaf)
                 if array is not None:
-                    paths.append((jax.tree_util.keystr(path), leaf.dtype.name))
-                    self._arrays.append(array)
+                    arrays[jax.tree_util.keystr(path)] = array, leaf.dtype.name
                     self._bytes += array.nbytes
-            self._index.append((name, number, paths))
             self.seconds += time.perf_counter() - started
-
-    def write(self, folder: Path) -> None:
-        index = {"calls": self._index, "numbers": self._calls, "left_out": self._left_out}
-        (folder / "calls.json").write_text(json.dumps(index))
-        np.savez(folder / "arrays.npz", *self._arrays)
 
 
 def _sample(x: Any) -> Any:
@@ -92,15 +95,15 @@ def _sample(x: Any) -> Any:
 
 
 @contextlib.contextmanager
-def recorded(folder: Path | None) -> Iterator[Recorder | None]:
-    """Record the results of the jitted functions that are called in a block, in this folder."""
-    if folder is None:
+def recorded(file: Path | None) -> Iterator[Recorder | None]:
+    """Record the results of the jitted functions that are called in a block, in a file."""
+    if file is None:
         yield None
         return
     recorder = Recorder()
     with _compat.results(recorder.seen):
         yield recorder
-    recorder.write(folder)
+    file.write_bytes(pickle.dumps(recorder.recorded))
 
 
 # --- in the process that compares ------------------------------------------------------------------------------
@@ -147,39 +150,15 @@ def _allowed(dtype: str) -> str:
     return f"{tolerance_of(dtype)[0]:.2g}"
 
 
-def compared(folders: Sequence[Path], outputs: Sequence[str]) -> Compared:
+def compared(files: Sequence[Path], outputs: Sequence[str]) -> Compared:
     """Compare the recorded results of two runs and their outputs."""
-    with contextlib.ExitStack() as files:
-        indices = [json.loads((folder / "calls.json").read_text()) for folder in folders]
-        arrays = [files.enter_context(np.load(folder / "arrays.npz")) for folder in folders]
-        calls = [_by_call(*each) for each in zip(indices, arrays, strict=True)]
-        common = [call for call in calls[0] if call in calls[1]]
-        difference = ""
-        for call in common:
-            if difference := _difference(*(each[call] for each in calls)):
-                difference = f"call {call[1]} of {call[0]}, {difference}"
-                break
-        if not difference:
-            difference = _other_calls(*(index["numbers"] for index in indices))
-        left_out = max(index["left_out"] for index in indices)
-        return Compared(len(common), len({name for name, _ in common}), left_out, difference, _lines(*outputs))
-
-
-class _Recorded(NamedTuple):
-    """An array, and its type in the program."""
-
-    array: Any
-    dtype: str
-
-
-def _by_call(index: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, _Recorded]]:
-    number, recorded = 0, {}
-    for name, call, paths in index["calls"]:
-        recorded[name, call] = {
-            path: _Recorded(arrays[f"arr_{number + k}"], dtype) for k, (path, dtype) in enumerate(paths)
-        }
-        number += len(paths)
-    return recorded
+    unchanged, rewritten = (pickle.loads(file.read_bytes()) for file in files)  # the child is this program
+    common = [call for call in unchanged.calls if call in rewritten.calls]
+    found = ((call, _difference(unchanged.calls[call], rewritten.calls[call])) for call in common)
+    differences = (f"call {number} of {name}, {text}" for (name, number), text in found if text)
+    difference = next(differences, "") or _other_calls(unchanged.numbers, rewritten.numbers)
+    left_out = max(unchanged.left_out, rewritten.left_out)
+    return Compared(len(common), len({name for name, _ in common}), left_out, difference, _lines(*outputs))
 
 
 def _other_calls(unchanged: Mapping[str, int], rewritten: Mapping[str, int]) -> str:
@@ -191,7 +170,7 @@ def _other_calls(unchanged: Mapping[str, int], rewritten: Mapping[str, int]) -> 
     return ""
 
 
-def _difference(unchanged: Mapping[str, _Recorded], rewritten: Mapping[str, _Recorded]) -> str:
+def _difference(unchanged: Mapping[str, tuple[Any, str]], rewritten: Mapping[str, tuple[Any, str]]) -> str:
     """Return the first difference between the results of a call."""
     if list(unchanged) != list(rewritten):
         return f"its structure: {len(unchanged)} arrays unchanged, {len(rewritten)} under in_place"

@@ -21,10 +21,12 @@ from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._in_place import arguments
 from jax_tensorarray._loops import tapes
-from jax_tensorarray.doctor._advice import ADVICE, NAMES
-from jax_tensorarray.doctor._arguments import ArgumentCopy, alike, argument_copies, sentences
-from jax_tensorarray.doctor._kept import LISTED, Kept, in_all, kept_for_gradient, worth_listing
-from jax_tensorarray.doctor._text import dtype_of, more_about, readable, shape_of, where, wrapped
+from jax_tensorarray.doctor._advice import ADVICE
+from jax_tensorarray.doctor._arguments import ArgumentCopy, argument_copies
+from jax_tensorarray.doctor._blocks import Group, Text, as_text, more_about
+from jax_tensorarray.doctor._finding import Finding, array_at, blocks_of
+from jax_tensorarray.doctor._kept import Kept, kept_for_gradient, listed
+from jax_tensorarray.doctor._text import check_is_function, counted, readable, shape_of
 
 #: Smaller buffers are ignored by default.
 MIN_BYTES = 4096
@@ -48,7 +50,7 @@ _JITTED = type(jax.jit(lambda: None))
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopCopy:
+class LoopCopy(Finding):
     """An operation that touches all of a buffer in every step of a loop.
 
     Attributes:
@@ -72,42 +74,48 @@ class LoopCopy:
 
     kind: str
     operation: str
-    dtype: str
-    shape: tuple[int, ...]
     num_bytes: int
-    file: str | None
-    line: int | None
-    code: str
     in_gradient: bool
     advice: str
     steps: int | None = None
     for_gradient: bool = False
     reason: str = ""
 
+    @property
+    def cost(self) -> int:
+        """The bytes that are copied in all steps, or in one step if XLA does not know how many there are."""
+        return self.num_bytes * (self.steps or 1)
+
+    @property
+    def key(self) -> Any:
+        return self.file, self.line, self.kind, self.in_gradient
+
+    @property
+    def alike(self) -> Any:
+        return *self.key, self.array, self.advice
+
+    @property
+    def shape_in_step(self) -> tuple[int, ...]:
+        """The shape of what a step keeps. XLA sees a slice of all that is kept."""
+        return self.shape[1:] if self.shape[:1] == (1,) else self.shape
+
+    @property
+    def what(self) -> str:
+        """The operation and its array."""
+        if self.for_gradient:
+            steps = f"each of {self.steps} steps" if self.steps else "each step"
+            kept = replace(self, shape=self.shape_in_step).array
+            return f"the gradient keeps {kept} for {steps}, {readable(self.cost)}"
+        passing = "backward pass, " if self.in_gradient else ""
+        return f"{passing}{_WHAT[self.kind]}, {self.array}"
+
+    def describe(self, alike: Sequence["LoopCopy"]) -> list[str]:
+        steps = counted(self.steps, "step") if self.steps else "steps that XLA cannot count"
+        said = self.what + (f" ({len(alike)} times)" if len(alike) > 1 else "")
+        return [f"{said}." if self.for_gradient else f"{said}: {readable(self.num_bytes)} per step, {steps}."]
+
     def __str__(self) -> str:
-        per_step = "" if self.for_gradient else f", {readable(self.num_bytes)} per step"
-        return f"{where(self.file, self.line)}: {what_it_is(self)}{per_step}"
-
-
-def cost(copy: LoopCopy) -> int:
-    """Return the bytes of a copy in all steps, or in one step if XLA does not know how many there are."""
-    return copy.num_bytes * (copy.steps or 1)
-
-
-def advice_of(copy: LoopCopy) -> str:
-    """Return the advice with its name."""
-    return f"{copy.advice} [{copy.reason}]" if copy.reason else copy.advice
-
-
-def what_it_is(copy: LoopCopy) -> str:
-    """Describe the operation and its array."""
-    if copy.for_gradient:
-        shape = copy.shape[1:] if copy.shape[0] == 1 else copy.shape  # XLA sees a slice of all that is kept
-        steps = f"each of {copy.steps} steps" if copy.steps else "each step"
-        kept = f"the gradient keeps {copy.dtype}[{', '.join(map(str, shape))}] for {steps}"
-        return f"{kept}, {readable(copy.num_bytes * (copy.steps or 1))}"
-    passing = "backward pass, " if copy.in_gradient else ""
-    return f"{passing}{_WHAT[copy.kind]}, {copy.dtype}[{', '.join(map(str, copy.shape))}]"
+        return super().__str__() + ("" if self.for_gradient else f", {readable(self.num_bytes)} per step")
 
 
 class LoopCopies(list[LoopCopy]):
@@ -128,43 +136,21 @@ class LoopCopies(list[LoopCopy]):
     arguments: Sequence[ArgumentCopy] = ()
 
     def __str__(self) -> str:
-        more = more_about(copy.reason for copy in self)
-        return "\n".join([*self._of_loops(), *self._of_arguments(), *self._of_memory(), *([""] if more else []), *more])
-
-    def _of_loops(self) -> list[str]:
-        if not self:
-            smaller = f", but for {self.smaller} smaller than min_bytes" if self.smaller else ""
-            return [f"No loop copies a buffer that it carries, or computes all of it again{smaller}."]
-        total = sum(copy.num_bytes for copy in self)
         number = f"{len(self)} operations on whole buffers" if len(self) > 1 else "1 operation on a whole buffer"
-        lines = [f"{number} in loops, {readable(total)} per step:"]
-        for advice in dict.fromkeys(map(advice_of, self)):
-            places = Counter((str(copy), copy.code) for copy in self if advice_of(copy) == advice)
-            lines.append("")
-            for (text, code), times in places.items():
-                lines.append(text + (f" ({times} times)" if times > 1 else ""))
-                lines += [f"    {code}"] if code else []
-            lines += wrapped(advice, "  ")
-        if self.smaller:
-            lines += ["", f"{self.smaller} more, on buffers smaller than min_bytes."]
-        return lines
-
-    def _of_arguments(self) -> list[str]:
-        lines = []
-        for copies in alike(self.arguments):
-            lines += ["", where(copies[0].file, copies[0].line), *[f"    {copies[0].code}"] * bool(copies[0].code)]
-            for text in sentences(copies):
-                lines += wrapped(text, "  ")
-        return lines
-
-    def _of_memory(self) -> list[str]:
-        lines = []
-        if self.kept and (any(copy.for_gradient for copy in self) or worth_listing(self.kept)):
-            lines = ["", in_all(self.kept), *(f"  {kept.at(kept.file)}" for kept in self.kept[:LISTED])]
+        smaller = f", but for {self.smaller} smaller than min_bytes" if self.smaller else ""
+        first = f"{number} in loops, {readable(sum(copy.num_bytes for copy in self))} per step:"
+        none = f"No loop copies a buffer that it carries, or computes all of it again{smaller}."
+        told = set[str]()
+        blocks = [Text(first if self else none), *blocks_of(self, Counter(), told)]
+        if self and self.smaller:
+            blocks.append(Group([Text(f"{self.smaller} more, on buffers smaller than min_bytes.")]))
+        blocks += blocks_of(self.arguments, Counter(), told)
+        if kept := listed(self.kept, any(copy.for_gradient for copy in self)):
+            blocks.append(Group(kept))
         if self.memory is not None:
             before, after = map(readable, self.memory)
-            lines += ["", f"All temporary arrays of the gradient: {before}; under in_place {after}."]
-        return lines
+            blocks.append(Group([Text(f"All temporary arrays of the gradient: {before}; under in_place {after}.")]))
+        return as_text([*blocks, *more_about(copy.reason for copy in self)])
 
 
 def loop_copies(
@@ -209,11 +195,7 @@ def loop_copies(
     >>> print(loop_copies(jax.grad(lambda xs: cumulated(ta_write, xs)))(xs))
     No loop copies a buffer that it carries, or computes all of it again.
     """
-    if not callable(fun):
-        raise TypeError(
-            f"loop_copies: the first argument must be a function, not {type(fun).__name__}. "
-            "Write loop_copies(f)(x), not loop_copies(f(x))."
-        )
+    check_is_function("loop_copies", fun)
     try:
         min_bytes = operator.index(min_bytes)
     except TypeError:
@@ -254,21 +236,16 @@ def copies_in(hlo: str, min_bytes: int, findings: Sequence[hlo_buffers.BufferOp]
     return copies
 
 
-def with_kept(copies: LoopCopies, kept: Sequence[Kept]) -> LoopCopies:
+def with_kept(copies: LoopCopies, kept: Sequence[Kept]) -> None:
     """Add the arrays that a gradient stores, and name their lines for the copies into them.
 
     XLA names the line of the gradient for such a copy. JAX names the line that makes the array, or the loop's.
     """
-    places: dict[Any, Kept] = {(k.dtype, k.shape, k.steps): k for k in kept}
-
-    def located(copy: LoopCopy) -> LoopCopy:
-        shape = copy.shape[1:] if copy.shape[:1] == (1,) else copy.shape
-        of = places.get((copy.dtype, shape, copy.steps)) if copy.for_gradient else None
-        return copy if of is None or of.file is None else replace(copy, file=of.file, line=of.line, code=of.code)
-
-    copies[:] = map(located, copies)
+    places: dict[Any, Any] = {(k.dtype, k.shape, k.steps): k.at._asdict() for k in kept if k.file}
+    for n, copy in enumerate(copies):
+        if copy.for_gradient:
+            copies[n] = replace(copy, **places.get((copy.dtype, copy.shape_in_step, copy.steps), {}))
     copies.kept = kept
-    return copies
 
 
 def counts(finding: hlo_buffers.BufferOp, min_bytes: int) -> bool:
@@ -313,50 +290,54 @@ def _described(
     kinds: Set[tuple[hlo_buffers.Array, str]],
     frames: Callable[[str], list[hlo_text.Frame]],
 ) -> LoopCopy:
-    frame = next(_lines_of_the_user(finding, frames), None)
-    code, cause = linecache.getline(frame.file, frame.line).strip() if frame else "", _cause(finding, kinds)
+    cause = _cause(finding, kinds)
     return LoopCopy(
         kind=finding.kind,
         operation=finding.instruction.name,
-        dtype=dtype_of(finding.array),
-        shape=shape_of(finding.array),
-        num_bytes=int(hlo_text.array_bytes(finding.array)),
-        file=frame.file if frame else None,
-        line=frame.line if frame else None,
-        code=code,
         in_gradient=any("transpose(" in i.op_name for i in finding.at),
         advice=ADVICE[cause].format(_whole_use(finding, frames)),
         steps=finding.steps,
         for_gradient=_is_for_gradient(finding),
-        reason=NAMES[cause],
+        reason=cause,
+        **array_at(finding.array, next(_lines_of_the_user(finding, frames), None)),
     )
+
+
+#: The causes of kinds that need no other one.
+_OF_KINDS = {
+    "kept": "kept-for-the-gradient",
+    "save": "kept-for-each-step",
+    "anew": "made-anew",
+    "sum": "sum-of-gradients",
+}
 
 
 def _cause(finding: hlo_buffers.BufferOp, kinds: Set[tuple[hlo_buffers.Array, str]]) -> str:
     """Return which advice fits. `kinds` holds the kinds of all findings: another one may be why a buffer is copied."""
     names = [i.op_name for i in finding.at]
-    if (finding.buffer, "tape") in kinds and finding.kind != "select":
-        return "tape"
+    also = {kind for buffer, kind in kinds if buffer == finding.buffer}
+    if "tape" in also and finding.kind != "select":
+        return "kept-on-the-tape"
     if finding.kind == "broadcast":
-        return "select_vmap" if "vmap(" in names[0] else "anew"
+        return "batched-choice" if "vmap(" in names[0] else "made-anew"
     if _is_for_gradient(finding) and not any("/checkpoint" in name for name in names):
-        return "kept"
-    if finding.kind in ("sum", "anew", "save"):
-        return finding.kind
-    if finding.swapped or finding.twice:
-        return "swapped" if finding.swapped else "twice"
-    if (finding.buffer, "select") in kinds or names[0].endswith("jit(_where)/select_n"):
-        return "select_vmap" if any("vmap(" in name for name in names) else "select"
+        return "kept-for-the-gradient"
+    if finding.kind in _OF_KINDS:
+        return _OF_KINDS[finding.kind]
+    if finding.carried:
+        return finding.carried
+    if "select" in also or names[0].endswith("jit(_where)/select_n"):
+        return "batched-choice" if any("vmap(" in name for name in names) else "whole-select"
     if any("/checkpoint" in name or "/rematted_computation" in name for name in names):
-        return "checkpoint"
-    for also in ("kept", "save", "anew"):
-        if (finding.buffer, also) in kinds:
-            return also
-    if finding.whole and not any("transpose(" in name for name in names):
-        return "layout" if finding.transposed else "whole"
+        return "checkpoint-keeps-buffers"
+    if kind := next((kind for kind in ("kept", "save", "anew") if kind in also), ""):
+        return _OF_KINDS[kind]
+    in_gradient = any("transpose(" in name for name in names)
+    if finding.whole and not in_gradient:
+        return "layout-of-a-product" if finding.transposed else "read-as-a-whole"
     if any(map(_OF_ROW_OP.search, names)):
-        return "ours"
-    return "gradient" if any("transpose(" in name for name in names) else "beside"
+        return "read-after-write"
+    return "gradient-of-plain-rows" if in_gradient else "old-version-used"
 
 
 def _whole_use(finding: hlo_buffers.BufferOp, frames: Callable[[str], list[hlo_text.Frame]]) -> str:

@@ -1,14 +1,10 @@
 """Say what `in_place` makes of each read, write and select of rows, and why it does not rewrite some."""
 
-import linecache
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 import jax
-from jax.extend import source_info_util
 
 from jax_tensorarray import _compat, _contexts
 from jax_tensorarray._in_place import api, arguments, explained
@@ -17,12 +13,15 @@ from jax_tensorarray._loops.api import strategy_within
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._types import Equation
+from jax_tensorarray.doctor._blocks import Block, Group, Source, Text, as_text, more_about
+from jax_tensorarray.doctor._finding import Finding
+from jax_tensorarray.doctor._kept import line_of
 from jax_tensorarray.doctor._reasons import REASONS
-from jax_tensorarray.doctor._text import WIDTH, grouped, more_about, name_of_file, wrapped
+from jax_tensorarray.doctor._text import check_is_function, first_line, grouped, name_of_file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explained:
+class Explained(Finding):
     """The fate of a read, a write or a select of rows under `in_place`.
 
     Attributes:
@@ -43,13 +42,8 @@ class Explained:
       times: how often the line has this operation.
     """
 
-    file: str | None
-    line: int | None
-    code: str
     kind: str
     op: str
-    dtype: str
-    shape: tuple[Any, ...]
     became: str
     reason: str
     text: str
@@ -59,7 +53,7 @@ class Explained:
     def __str__(self) -> str:
         fate = self.became or "not rewritten"
         name = f" [{self.reason}]" if self.reason else ""
-        return f"{self.kind} of {self.dtype}[{', '.join(map(str, self.shape))}]: {fate}{name}"
+        return f"{self.kind} of {self.array}: {fate}{name}"
 
 
 class Explanation(list[Explained]):
@@ -70,17 +64,16 @@ class Explanation(list[Explained]):
             return "in_place meets no read, write or select of rows in plain JAX."
         stay = sum(x.times for x in self if not x.became)
         total = sum(x.times for x in self)
-        lines = [f"Reads, writes and selects of rows: {total}. Not rewritten: {stay or 'none'}."]
-        for (file, line, code), remarks in groupby(self, lambda x: (x.file, x.line, x.code)):
-            where = f"{name_of_file(file)}:{line}" if file else "a line that JAX does not name"
-            lines += ["", where, *([f"    {code}"[:WIDTH]] if code else [])]
+        blocks: list[Block] = [Text(f"Reads, writes and selects of rows: {total}. Not rewritten: {stay or 'none'}.")]
+        for at, remarks in grouped(self, lambda x: x.at).items():
+            texts: list[Block] = []
             for alike in grouped(remarks, lambda x: x.reason).values():
                 for text, same in grouped(alike, str).items():
                     times = sum(x.times for x in same)
-                    lines += wrapped(text + (f" ({times} times)" if times > 1 else ""), "  ")
-                lines += wrapped(f"{alike[0].text} {alike[0].help}".strip(), "    ")
-        more = more_about(x.reason for x in self)
-        return "\n".join([*lines, *([""] if more else []), *more])
+                    texts.append(Text(text + (f" ({times} times)" if times > 1 else ""), indent=2))
+                texts.append(Text(f"{alike[0].text} {alike[0].help}".strip(), indent=4))
+            blocks.append(Group([Source(at), *texts]))
+        return as_text([*blocks, *more_about(x.reason for x in self)])
 
 
 def explain(
@@ -126,11 +119,7 @@ def explain(
     >>> [(x.kind, x.became, x.reason) for x in explain(f)(b, b)]
     [('read', 'ta_read', ''), ('write', 'ta_write', ''), ('select', '', 'another-buffer')]
     """
-    if not callable(fun):
-        raise TypeError(
-            f"explain: the first argument must be a function, not {type(fun).__name__}. "
-            "Write explain(f)(x), not explain(f(x))."
-        )
+    check_is_function("explain", fun)
     check_max_steps("explain", max_steps)
     request = Request(max_steps, strategy_within("explain", residuals, memory))
     static = arguments.Static(fun, static_argnums, static_argnames)
@@ -161,13 +150,10 @@ def _listed(notes: Sequence[explained.Remark]) -> Explanation:
 
 
 def _described(note: explained.Remark) -> Explained:
-    file, line = _place(note.place)
+    at = first_line([note.place])
     text, advice = REASONS[note.reason] if note.reason else ("", "")
-    facts = {name: _named(x, file) if name == "by" else x for name, x in note.facts.items()}
+    facts = {name: _named(x, at.file) if name == "by" else x for name, x in note.facts.items()}
     return Explained(
-        file=file,
-        line=line,
-        code=linecache.getline(file, line).strip() if file and line else "",
         kind=note.kind,
         op=_compat.name_of_primitive(note.eqn),
         dtype=str(note.aval.dtype),
@@ -177,13 +163,8 @@ def _described(note: explained.Remark) -> Explained:
         text=text.format(**facts),
         help=advice,
         times=0,
+        **at._asdict(),
     )
-
-
-def _place(place: str) -> tuple[str | None, int | None]:
-    """Return the file and the line of a place."""
-    match = re.match(r"(.+?):(\d+)", place)
-    return (match.group(1), int(match.group(2))) if match else (None, None)
 
 
 _NAMES = {"dot_general": "the product", "concatenate": "the concatenation"}
@@ -194,6 +175,6 @@ def _named(eqn: Equation, file: str | None) -> str:
     if eqn is None:
         return "the result of the step"
     name = _NAMES.get(eqn.primitive.name, f"`{_compat.name_of_primitive(eqn)}`")
-    its_file, line = _place(source_info_util.summarize(eqn.source_info))
-    where = "" if its_file == file else f" of {its_file and name_of_file(its_file)}"
-    return f"{name} in line {line}{where}" if line else name
+    at = line_of([eqn])
+    of_file = f" of {name_of_file(at.file)}" if at.file and at.file != file else ""
+    return f"{name} in line {at.line}{of_file}" if at.line else name

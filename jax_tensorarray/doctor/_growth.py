@@ -62,9 +62,14 @@ class Growth:
         return math.log(self.memory_ratio) / math.log(self.size_ratio)
 
     @property
+    def is_quadratic(self) -> bool:
+        """Whether the time, whatever the memory does, is nearer to quadratic than to linear."""
+        return self.time_ratio > self.size_ratio**_ALLOWED
+
+    @property
     def is_too_much(self) -> bool:
         """Whether the time or the memory is nearer to quadratic than to linear."""
-        return max(self.time_ratio, self.memory_ratio) > self.size_ratio**_ALLOWED
+        return self.is_quadratic or self.memory_ratio > self.size_ratio**_ALLOWED
 
     def as_json(self) -> dict[str, Any]:
         """Return the measures and the factors as numbers."""
@@ -72,21 +77,16 @@ class Growth:
         return asdict(self) | ratios
 
     def __str__(self) -> str:
-        return f"{self.of_size}, {self.of_time}, {self.of_memory}"
-
-    @property
-    def of_size(self) -> str:
-        return f"{factor(self.size_ratio)} times the steps"
+        return f"{self.of_time}, {_times(self.memory_ratio, 'memory')}"
 
     @property
     def of_time(self) -> str:
-        return f"{factor(self.time_ratio)} times the time" if factor(self.time_ratio) != "1" else "the same time"
+        """The growth of the time as text."""
+        return f"{factor(self.size_ratio)} times the steps, {_times(self.time_ratio, 'time')}"
 
-    @property
-    def of_memory(self) -> str:
-        return (
-            f"{factor(self.memory_ratio)} times the memory" if factor(self.memory_ratio) != "1" else "the same memory"
-        )
+
+def _times(ratio: float, what: str) -> str:
+    return f"{factor(ratio)} times the {what}" if factor(ratio) != "1" else f"the same {what}"
 
 
 class GrowthError(RuntimeError):
@@ -228,11 +228,6 @@ def growth_of(small: Measurement, large: Measurement) -> Growth:
         seconds=(small.seconds, large.seconds),
         num_bytes=(small.num_bytes, large.num_bytes),
     )
-
-
-def is_quadratic(growth: Growth) -> bool:
-    """Return whether the time, whatever the memory does, is nearer to quadratic than to linear."""
-    return growth.time_ratio > growth.size_ratio**_ALLOWED
 
 
 def _at(jitted: Any, make_args: Callable[[int], Any], n: int) -> Measurement:

@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat, in_place
 from jax_tensorarray._compat import JittedFunction
-from jax_tensorarray.doctor._text import name_of_file
+from jax_tensorarray.doctor._text import SourceLine
 
 # --- the trial -------------------------------------------------------------------------------------------------
 
@@ -104,9 +104,7 @@ def line_for(function: JittedFunction, donated: Sequence[str] = ()) -> Line:
     decorated = _decorated(fun, compiler, options)
     also = f" and donate {' and '.join(sorted(map(_argument, donated)))}" if options else ""
     if decorated is not None:
-        file, line = fun.__code__.co_filename, fun.__code__.co_firstlineno
-        where = f"{fun.__name__}, {name_of_file(file)}:{line}"
-        return Line(f"To keep this, put @in_place under @{compiler}{also} ({where}):", decorated)
+        return Line(f"To keep this, put @in_place under @{compiler}{also}{_defined(fun)}:", decorated)
     code = f"{compiler}(in_place({_expression(fun)}){options and ', '}{options})"
     return Line(f"To keep this, put in_place inside of {compiler}{also}{_defined(fun)}:", (code,))
 
@@ -119,7 +117,7 @@ def _defined(fun: Any) -> str:
     if not isinstance(fun, types.FunctionType) or any(_is_of(fun, module) for module in (*_METHODS, *_COMPILERS)):
         return ""
     name = "" if fun.__name__.startswith("<") else f"{fun.__name__}, "
-    return f" ({name}{name_of_file(fun.__code__.co_filename)}:{fun.__code__.co_firstlineno})"
+    return f" ({name}{SourceLine(fun.__code__.co_filename, fun.__code__.co_firstlineno).place})"
 
 
 def _is_of(fun: Any, module: str) -> bool:
@@ -164,14 +162,11 @@ def _expression(fun: Any) -> str:
 def _donation(names: Sequence[str]) -> str:
     """Return the option of `jax.jit` that donates these arguments, by JAX's names, such as "state['h']"."""
     arguments = sorted({_argument(name) for name in names})
-    if not arguments:
-        return ""
-    numbers = [re.fullmatch(r"args\[(\d+)\]", name) for name in arguments]
-    if all(numbers):
-        donated = [match.group(1) for match in numbers if match]
-        return f"donate_argnums={donated[0]}" if len(donated) == 1 else f"donate_argnums=({', '.join(donated)})"
-    quoted = [f'"{name}"' for name in arguments]
-    return f"donate_argnames={quoted[0]}" if len(quoted) == 1 else f"donate_argnames=({', '.join(quoted)})"
+    numbers = [int(name[5:-1]) for name in arguments if name.startswith("args[")]
+    if numbers and len(numbers) == len(arguments):
+        return f"donate_argnums={numbers[0] if len(numbers) == 1 else tuple(sorted(numbers))}"
+    quoted = ", ".join(f'"{name}"' for name in arguments)
+    return f"donate_argnames={quoted if len(arguments) < 2 else f'({quoted})'}" if arguments else ""
 
 
 def _argument(name: str) -> str:
@@ -200,16 +195,8 @@ def _decorated(fun: Any, compiler: str, options: str) -> tuple[str, ...] | None:
     if number is None:
         return None
     if options:
-        decorators[number] = _with_option(decorators[number], options)
+        jit = decorators[number]
+        partial = f"{jit[:-1]}, " if jit.endswith(")") else f"functools.partial({jit}, "
+        decorators[number] = f"{partial}{options})"
     decorators.insert(number + 1, "in_place")
-    return *(f"@{text}" for text in decorators), f"def {definition.name}({', '.join(_parameters(definition))}):"
-
-
-def _with_option(decorator: str, option: str) -> str:
-    if not decorator.endswith(")"):
-        return f"functools.partial({decorator}, {option})"
-    return f"{decorator[:-1]}, {option})"
-
-
-def _parameters(definition: ast.FunctionDef) -> list[str]:
-    return [ast.unparse(definition.args)] if ast.unparse(definition.args) else []
+    return *(f"@{text}" for text in decorators), f"def {definition.name}({ast.unparse(definition.args)}):"

@@ -1,10 +1,8 @@
 """The residuals that a gradient stores for each step of its loops, by the jaxpr of the differentiated function."""
 
-import linecache
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, Literal
@@ -13,11 +11,13 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._types import bytes_of
-from jax_tensorarray.doctor._text import readable
+from jax_tensorarray.doctor._blocks import Block, Items, Text
+from jax_tensorarray.doctor._finding import Finding
+from jax_tensorarray.doctor._text import SourceLine, first_line, readable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class Kept(Finding):
     """An array that a gradient stores for every step of a loop.
 
     Attributes:
@@ -31,21 +31,11 @@ class Kept:
       code: the text of the line; empty if the file cannot be read.
     """
 
-    dtype: str
-    shape: tuple[int, ...]
     steps: int
     num_bytes: int
-    file: str | None
-    line: int | None
-    code: str
-
-    def at(self, file: str | None) -> str:
-        """Describe it in one line, with this name of its file."""
-        return f"{self}, {file}:{self.line}" if file else str(self)
 
     def __str__(self) -> str:
-        array = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-        return f"{array} for each of {self.steps} steps, {readable(self.num_bytes)}"
+        return f"{self.array} for each of {self.steps} steps, {readable(self.num_bytes)}"
 
 
 #: So many of them are listed, and all are counted.
@@ -59,14 +49,13 @@ def total(kept: Sequence[Kept]) -> str:
     return readable(sum(k.num_bytes for k in kept))
 
 
-def worth_listing(kept: Sequence[Kept]) -> bool:
-    return sum(k.num_bytes for k in kept) >= _WORTH
-
-
-def in_all(kept: Sequence[Kept]) -> str:
-    """Say how much is kept in all."""
+def listed(kept: Sequence[Kept], has_buffer: bool) -> list[Block]:
+    """Return how much a gradient keeps in all, and the largest arrays. Empty if it is little, and no buffer."""
+    if not kept or not (has_buffer or sum(k.num_bytes for k in kept) >= _WORTH):
+        return []
     more = f"; the largest {LISTED} of {len(kept)} arrays are" if len(kept) > LISTED else ", the largest first"
-    return f"The gradient keeps {total(kept)} for all steps{more}:"
+    arrays = [f"{k}, {k.at.place}" if k.file else str(k) for k in kept[:LISTED]]
+    return [Text(f"The gradient keeps {total(kept)} for all steps{more}:"), Items(arrays)]
 
 
 def kept_for_gradient(jaxpr: Jaxpr, min_bytes: int = 0) -> list[Kept]:
@@ -118,22 +107,9 @@ def _kept(scan: Any, k: int) -> Kept:
     )
 
 
-class SourceLine(NamedTuple):
-    """A line of Python and its text, None and empty where they are not known."""
-
-    file: str | None
-    line: int | None
-    code: str
-
-
 def line_of(eqns: Sequence[Any]) -> SourceLine:
     """Return the line of the first of these equations that has one."""
-    lines = (re.match(r"(.*?):(\d+)(:\d+)? \(", source_info_util.summarize(eqn.source_info)) for eqn in eqns)
-    where = next(filter(None, lines), None)
-    if where is None:
-        return SourceLine(None, None, "")
-    file, line = where.group(1), int(where.group(2))
-    return SourceLine(file, line, linecache.getline(file, line).strip())
+    return first_line(source_info_util.summarize(eqn.source_info) for eqn in eqns)
 
 
 def _makers(jaxpr: Jaxpr, v: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from jax.extend.core import Jaxpr
 from jax_tensorarray._in_place import arguments
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering.program import steps, target_of
+from jax_tensorarray.doctor._text import check_is_function
 
 
 def passes(
@@ -39,11 +40,7 @@ def passes(
     >>> "ta_write" in str(after["traced"]), "ta_write" in str(after["slices"])
     (True, False)
     """
-    if not callable(fun):
-        raise TypeError(
-            f"passes: the first argument must be a function, not {type(fun).__name__}. "
-            "Write passes(f)(x), not passes(f(x))."
-        )
+    check_is_function("passes", fun)
     if platform not in (None, "cpu", "cuda", "tpu"):
         raise ValueError(f"passes: platform must be None, 'cpu', 'cuda' or 'tpu', but it is {platform!r}.")
 

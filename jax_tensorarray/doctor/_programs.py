@@ -1,16 +1,16 @@
-"""The programs that JAX has compiled, what is wrong with each, and what `in_place` changes."""
+"""A program that JAX has compiled, what is wrong with it, and what `in_place` changes."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from jax_tensorarray._compat import JittedFunction
+from jax_tensorarray.doctor._advice import OF_GROWTH
 from jax_tensorarray.doctor._arguments import CountedProgram
-from jax_tensorarray.doctor._copies import LoopCopies, LoopCopy, cost
+from jax_tensorarray.doctor._copies import LoopCopies
 from jax_tensorarray.doctor._growth import Growth
 from jax_tensorarray.doctor._jitted import Line
-from jax_tensorarray.doctor._kept import SourceLine
-from jax_tensorarray.doctor._text import counted, factor, milliseconds
+from jax_tensorarray.doctor._text import SourceLine, counted, factor, milliseconds
 
 #: Slower than this many times as long is not noise.
 SLOWER = 1.15
@@ -39,28 +39,19 @@ class Trial(NamedTuple):
     line: Line | None = None
     note: str = ""
 
-    @property
-    def helps(self) -> bool:
-        """Whether no copies are known to be left, and the program is faster or was not timed."""
-        return not self.left and self._is_faster_or_untimed
-
     def as_json(self) -> dict[str, Any]:
         growth = None if self.growth is None else [growth and growth.as_json() for growth in self.growth]
         return self._asdict() | {"growth": growth, "line": None if self.line is None else self.line._asdict()}
 
     @property
-    def is_worth_keeping(self) -> bool:
-        """Whether `in_place` was tried, and the program is faster or was not timed."""
-        return self.is_of_in_place and self._is_faster_or_untimed
-
-    @property
-    def _is_faster_or_untimed(self) -> bool:
+    def is_faster(self) -> bool:
+        """Whether the program is faster, or was not timed."""
         return self.before is None or self.after is None or self.after < self.before
 
     @property
     def is_slower(self) -> bool:
-        """Whether the program takes longer than as it is, by more than noise."""
-        return self.before is not None and self.after is not None and self.after > SLOWER * self.before
+        """Whether the program takes longer than unchanged, by more than noise."""
+        return not self.is_faster and (self.after or 0) > SLOWER * (self.before or 0)
 
     @property
     def is_of_in_place(self) -> bool:
@@ -77,12 +68,22 @@ class Trial(NamedTuple):
     def __str__(self) -> str:
         text = "nothing left to copy" if self.left == 0 else f"{counted(self.left or 0, 'copy', 'copies')} left"
         left = [] if self.left is None else [text]
-        if self.before is None or self.after is None:
+        if not self.before or not self.after:
             return "; ".join([*left, "not timed"])
         if self.is_slower:
             return "; ".join([f"slower, {self.times}", *left])
-        gain = f"{factor(self.before / self.after)} times as fast" if self.after < self.before else "no faster"
+        gain = f"{factor(self.before / self.after)} times as fast" if self.is_faster else "no faster"
         return "; ".join([*left, f"{self.times}, {gain}"])
+
+
+class SlowLoop(SourceLine):
+    """The line of a loop whose time or memory grows faster than its steps."""
+
+    cost, advice, reason = 0, OF_GROWTH, ""
+    at = key = alike = property(lambda self: self)
+
+    def describe(self, alike: Sequence["SlowLoop"]) -> list[str]:
+        return []
 
 
 @dataclass
@@ -109,44 +110,21 @@ class CompiledProgram:
         return self.jaxpr is not None and self.ends
 
     @property
+    def findings(self) -> list[Any]:
+        """Each is a `LoopCopy`, an `ArgumentCopy` or a `SlowLoop`."""
+        return [*self.copies, *self.copies.arguments, *([] if self.loop is None else [SlowLoop(*self.loop)])]
+
+    @property
     def cost(self) -> int:
         """The bytes that its worst finding moves."""
-        return max([*map(cost, self.copies), *(copy.cost for copy in self.copies.arguments)], default=0)
-
-
-@dataclass(kw_only=True)
-class Programs:
-    """The subjects of a `Report`."""
-
-    programs: int = 0
-    loops: int = 0
-    in_place: int = 0
-    unread: int = 0
-    cases: list[CompiledProgram] = field(default_factory=list)
-    #: Programs with loops in which nothing was found.
-    _others: list[CompiledProgram] = field(default_factory=list, init=False, repr=False)
-
-    @property
-    def copies(self) -> list[LoopCopy]:
-        """All operations on whole buffers, sorted by the bytes they move, most first."""
-        return sorted((copy for case in self.cases for copy in case.copies), key=cost, reverse=True)
-
-    @property
-    def slower(self) -> list[CompiledProgram]:
-        """The programs that `try_in_place` has found to be slower under `in_place`: leave them as they are."""
-        return [case for case in self.cases if (t := case.trial) is not None and t.is_of_in_place and t.is_slower]
+        return max((finding.cost for finding in self.findings), default=0)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as numbers and strings."""
-        cases = [
-            {
-                "program": case.program,
-                "copies": [asdict(copy) | {"cost": cost(copy)} for copy in case.copies],
-                "arguments": [asdict(copy) | {"cost": copy.cost} for copy in case.copies.arguments],
-                "loop": None if case.loop is None else case.loop._asdict(),
-                "kept": [asdict(kept) for kept in case.copies.kept],
-                "in_place": None if case.trial is None else case.trial.as_json(),
-            }
-            for case in self.cases
-        ]
-        return {"programs": self.programs, "loops": self.loops, "loops_in_place": self.in_place, "cases": cases}
+        return {
+            "program": self.program,
+            "copies": [asdict(copy) | {"cost": copy.cost} for copy in self.copies],
+            "arguments": [asdict(copy) | {"cost": copy.cost} for copy in self.copies.arguments],
+            "loop": None if self.loop is None else self.loop._asdict(),
+            "kept": [asdict(kept) for kept in self.copies.kept],
+            "in_place": None if self.trial is None else self.trial.as_json(),
+        }

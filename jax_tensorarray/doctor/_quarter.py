@@ -150,15 +150,11 @@ class _Resized:
         return outs
 
     def parameter(self, name: str, x: Any) -> Any:
+        if type(x) is tuple:  # no named one, such as dimension numbers
+            return tuple(self.parameter(name, each) for each in x)
         if hasattr(_compat.opened(x), "eqns"):
             return self.inner(x)
-        if isinstance(x, tuple) and x and all(hasattr(_compat.opened(each), "eqns") for each in x):
-            return tuple(map(self.inner, x))
-        if name in _SIZES and isinstance(x, int):
-            return self.size(x)
-        if name in _SIZES and isinstance(x, tuple) and all(isinstance(n, int) for n in x):
-            return tuple(map(self.size, x))
-        return x
+        return self.size(x) if name in _SIZES and isinstance(x, int) else x
 
     def inner(self, jaxpr: Jaxpr) -> Any:
         new = self.jaxpr(_compat.closed(jaxpr))

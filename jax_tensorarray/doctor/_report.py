@@ -1,305 +1,257 @@
-"""The content of a report, as a tree: programs, findings on lines of source, and bars. Text and HTML are made of it."""
+"""What `watch` has found: the report, and the blocks that it is made of."""
 
-import operator
+import contextlib
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import switch
-from jax_tensorarray.doctor import _arguments, _kept
-from jax_tensorarray.doctor._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
+from jax_tensorarray.doctor import _kept
+from jax_tensorarray.doctor._advice import OF_GRADIENT, OF_JAXLIB
 from jax_tensorarray.doctor._arguments import ArgumentCopy, headline_of_arguments
-from jax_tensorarray.doctor._copies import LoopCopy, advice_of, cost, what_it_is
-from jax_tensorarray.doctor._jitted import Line
-from jax_tensorarray.doctor._kept import SourceLine
-from jax_tensorarray.doctor._programs import OF_FINISHED, CompiledProgram, Programs
-from jax_tensorarray.doctor._text import (
+from jax_tensorarray.doctor._blocks import (
     REPORT_WIDTH,
-    counted,
-    grouped,
-    milliseconds,
+    Bar,
+    Bars,
+    Block,
+    Code,
+    Group,
+    Text,
+    as_html,
+    as_text,
+    fragment,
     more_about,
-    name_of_file,
-    readable,
-    where,
-    wrapped,
+    page,
 )
+from jax_tensorarray.doctor._copies import LoopCopy
+from jax_tensorarray.doctor._finding import alike, blocks_of, moved
+from jax_tensorarray.doctor._programs import OF_FINISHED, CompiledProgram
+from jax_tensorarray.doctor._text import counted, milliseconds, readable
+from jax_tensorarray.doctor._trial import grows, tried
 
 #: A copy that costs less than this fraction of the worst one is counted, not listed.
 _NOISE = 1e-3
 
-
-class Bar(NamedTuple):
-    """A quantity, and which part of the largest one it is."""
-
-    name: str
-    value: str
-    part: float
-    is_gain: bool = False
+#: So many seconds are spent on programs in which nothing was found.
+_FOR_GROWTH = 30
 
 
-class Finding(NamedTuple):
-    """A problem of a line of source."""
+@dataclass(kw_only=True)
+class Report:
+    """The programs that JAX has compiled in a block of `watch`, and the findings about them.
 
-    at: SourceLine
-    said: tuple[str, ...]  #: what the line does, and how often
-    advice: str
-    tag: str = ""  #: the name of the advice
-    moved: Bar | None = None
+    It prints as a text, and a notebook shows it as a page.
+
+    Attributes:
+      programs: the number of compiled programs.
+      loops: the number of loops in these programs.
+      in_place: the number of these loops that copy no whole buffer.
+      unread: the number of programs that could not be examined.
+      cases: the programs with findings. The program that copies most comes first. `try_in_place` adds programs whose
+        time or memory grows faster than the number of steps.
+    """
+
+    programs: int = 0
+    loops: int = 0
+    in_place: int = 0
+    unread: int = 0
+    cases: list[CompiledProgram] = field(default_factory=list)
+    #: Programs with loops in which nothing was found.
+    _others: list[CompiledProgram] = field(default_factory=list, init=False, repr=False)
+
+    @property
+    def copies(self) -> list[LoopCopy]:
+        """All operations on whole buffers, sorted by the bytes they move, most first."""
+        return sorted((copy for case in self.cases for copy in case.copies), key=lambda copy: copy.cost, reverse=True)
+
+    @property
+    def slower(self) -> list[CompiledProgram]:
+        """The programs that `try_in_place` has found to be slower under `in_place`: leave them as they are."""
+        return [case for case in self.cases if (t := case.trial) is not None and t.is_of_in_place and t.is_slower]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as numbers and strings."""
+        counts = {"programs": self.programs, "loops": self.loops, "loops_in_place": self.in_place}
+        return counts | {"cases": [case.as_json() for case in self.cases]}
+
+    def try_in_place(self, *, timed: bool = True, progress: Callable[[str], None] = lambda text: None) -> Self:
+        """Try `in_place` on each program: count the remaining copies and, if `timed`, measure the gain.
+
+        If `jax.jit` has traced a function in the block, `in_place` is tried on that function, which is traced once
+        more. Otherwise it is tried on the finished program. The programs run on zeros, and only if they have no side
+        effects and XLA knows how many steps their loops take. If all loops take the same number of steps, and a run
+        takes less than 3 seconds, a program also runs with a quarter of the steps. Programs without findings run with
+        fewer steps too, for half a minute in all.
+
+        Args:
+          timed: whether to run the programs. Otherwise they are only compiled.
+          progress: is called with a text before each trial.
+
+        Returns:
+          The report itself.
+        """
+        with switch.enable_in_place() if switch.why_off() else contextlib.nullcontext():
+            self._try_in_place(timed, progress)
+        return self
+
+    def to_try(self, *, timed: bool = True) -> int:
+        """Return on how many programs `try_in_place` works."""
+        return len(self.cases) + (sum(case.can_grow for case in self._others) if timed else 0)
+
+    def _try_in_place(self, timed: bool, progress: Callable[[str], None]) -> None:
+        for n, case in enumerate(self.cases, 1):
+            progress(f"trying in_place on {case.program} ({n} of {len(self.cases)})")
+            if case.jaxpr is None:
+                case.failed = "JAX had traced it before"
+                continue
+            try:
+                case.trial = tried(case, timed)
+            except Exception as error:  # whatever it is, the report goes on
+                case.failed = f"{type(error).__name__}: {error}".splitlines()[0]
+        started = time.perf_counter()
+        while timed and self._others and time.perf_counter() - started < _FOR_GROWTH:
+            case = self._others.pop(0)
+            if not case.can_grow:
+                continue
+            progress(f"running {case.program} with fewer steps")
+            with contextlib.suppress(Exception):  # nothing is wrong with it that is known
+                if grows(case):
+                    self.cases.append(case)
+        progress("")
+
+    def __str__(self) -> str:
+        return self.text(False)
+
+    def text(self, colours: bool) -> str:
+        """Return the report in 79 columns."""
+        return as_text(_blocks(self), REPORT_WIDTH, colours)
+
+    def _repr_html_(self) -> str:
+        """Return the report as HTML, which notebooks show."""
+        return fragment(_blocks(self))
 
 
-class Section(NamedTuple):
-    """A program in which something was found."""
-
-    title: str
-    failed: str  #: why `in_place` could not be tried; else empty
-    tried: list[str]  #: what came of it, without the end of the sentence
-    keep: Line | None  #: the code that keeps what was tried, if it helps and no section before has it
-    hint: str
-    times: list[Bar]  #: as it is, and as it was tried
-    findings: list[Finding]
-    kept: list[str]  #: how much a gradient keeps in all, and the largest arrays
-    needs: str  #: how much memory the program needs
+def html(report: Report, title: str) -> str:
+    """Return a report as a page."""
+    return page(title, as_html(_blocks(report)))
 
 
-class Tree(NamedTuple):
-    """A report."""
-
-    first: str  #: which programs are slower under `in_place`, which a reader must know first; else empty
-    summary: str  #: how many programs and loops were compiled, and how many copy
-    sections: list[Section]
-    unlisted: str  #: how many copies move too little to be listed; else empty
-    more: list[str]  #: where to read about the names in brackets
-    of_jaxlib: str  #: what this version of jaxlib does; else empty
+# --- the blocks ------------------------------------------------------------------------------------------------
 
 
-def tree(report: Programs) -> Tree:
-    listed, compiled = _worth_listing(report), _times_compiled(report)
-    worst = max((sum(map(cost, group)) for one in listed for group in _alike(one.copies)), default=0)
+def _blocks(report: Report) -> list[Block]:
+    """Return the content of a report."""
     slower = ", ".join(f"{case.program} ({case.trial.times})" for case in report.slower if case.trial)
-    unlisted = sum(cost(copy) < _least_cost(report) for copy in report.copies)
-    sections = [_section(number, one, worst, compiled) for number, one in enumerate(listed, 1)]
-    return Tree(
-        first=f"in_place makes these programs slower. Leave them unchanged: {slower}." if slower else "",
-        summary=_summary(report) + _off(),
-        sections=list(_each_once(sections)),
-        unlisted=_UNLISTED[unlisted > 1].format(unlisted) if unlisted else "",
-        more=more_about(finding.tag for section in sections for finding in section.findings),
-        of_jaxlib=OF_JAXLIB if report.loops and _compat.small_loops_are_quadratic() else "",
-    )
+    first = f"in_place makes these programs slower. Leave them unchanged: {slower}."
+    blocks: list[Block] = [Text(first, "p.slower")] if slower else []
+    blocks.append(Text(_summary(report), "p.summary"))
+    least = _NOISE * max((copy.cost for copy in report.copies), default=0)
+    listed = [*_listed(report.cases, least)]
+    worst = max((moved(group) for _, findings in listed for group in alike(findings)), default=0)
+    compiled = Counter(key for case in report.cases for key in {finding.key for finding in case.findings})
+    told: set[Any] = set()
+    for number, (case, findings) in enumerate(listed, 1):
+        blocks.append(_section(number, case, findings, compiled, told, worst))
+    if unlisted := sum(copy.cost < least for copy in report.copies):
+        are = "is" if unlisted == 1 else "are"
+        text = (
+            f"{counted(unlisted, 'more moves', 'more move')} less than a thousandth of the first, and {are} not listed."
+        )
+        blocks.append(Group([Text(text)]))
+    blocks += more_about(finding.reason for _, findings in listed for finding in findings)
+    if report.loops and _compat.small_loops_are_quadratic():
+        blocks.append(Group([Text(line) for line in OF_JAXLIB.splitlines()]))
+    return blocks
 
 
-_UNLISTED = (
-    "{} more moves less than a thousandth of the first, and is not listed.",
-    "{} more move less than a thousandth of the first, and are not listed.",
-)
-
-
-def _each_once(sections: Sequence[Section]) -> Iterator[Section]:
-    """Yield the sections without the advice, and the lines to keep, that a section before has."""
-    seen: set[Any] = set()
-
-    def is_new(text: Any) -> bool:
-        is_first = text not in seen
-        seen.add(text)
-        return is_first
-
-    for section in sections:
-        findings = [
-            finding
-            if is_new(finding.advice)
-            else finding._replace(advice=f"See above [{finding.tag}]." if finding.tag else "")
-            for finding in section.findings
-        ]
-        keep = section.keep if section.keep is not None and is_new(section.keep) else None
-        yield section._replace(findings=findings, keep=keep)
-
-
-def text(report: Programs, colours: bool = False) -> str:
-    """Return a report in 79 columns."""
-
-    def bold(line: str) -> str:
-        return f"\x1b[1m{line}\x1b[0m" if colours else line
-
-    said = tree(report)
-    lines = [bold(line) for of in (said.first, said.summary) for line in wrapped(of, width=REPORT_WIDTH)]
-    if not report.cases:
-        lines = wrapped(said.summary, width=REPORT_WIDTH)
-    for section in said.sections:
-        lines += ["", *map(bold, wrapped(section.title, width=REPORT_WIDTH))]
-        failed = f"in_place could not be tried: {section.failed}" if section.failed else ""
-        lines += _wrapped(*section.tried, section.hint, failed)
-        if section.keep is not None:
-            lines += [*_wrapped(section.keep.said), *(f"       {line}"[:REPORT_WIDTH] for line in section.keep.code)]
-        for finding in section.findings:
-            code = [f"       {finding.at.code}"[:REPORT_WIDTH]] if finding.at.code else []
-            lines += ["", f"   {where(finding.at.file and name_of_file(finding.at.file), finding.at.line)}", *code]
-            lines += _wrapped(*finding.said, finding.advice)
-        if section.kept:
-            in_all, *arrays = section.kept
-            lines += ["", *_wrapped(in_all, *(f"- {array}" for array in arrays), section.needs)]
-    lines += ["", said.unlisted] if said.unlisted else []
-    lines += ["", *said.more] if said.more else []
-    return "\n".join([*lines, *(["", said.of_jaxlib] if said.of_jaxlib else [])])
-
-
-def _wrapped(*texts: str) -> list[str]:
-    return [line for text in texts for line in wrapped(text, "   ", REPORT_WIDTH)]
-
-
-# --- the tree --------------------------------------------------------------------------------------------------
-
-
-#: A thing that a report says of a line.
-_Found = LoopCopy | ArgumentCopy | SourceLine
-
-
-class _Listed(NamedTuple):
-    """A program, and the findings that no program before it lists."""
-
-    case: CompiledProgram
-    copies: list[LoopCopy]
-    arguments: list[ArgumentCopy]
-
-
-def _least_cost(report: Programs) -> float:
-    """Return the bytes below which a copy is not listed: a thousandth of the worst."""
-    return _NOISE * max((cost(copy) for copy in report.copies), default=0)
-
-
-def _key(finding: _Found) -> Any:
-    """Return a key that is equal for findings that a reader takes for one, in other programs or shapes too."""
-    if isinstance(finding, LoopCopy):
-        return finding.file, finding.line, finding.kind, finding.in_gradient
-    return (finding.file, finding.line, *((finding.cause, finding.name) if isinstance(finding, ArgumentCopy) else ()))
-
-
-def _found(case: CompiledProgram) -> list[_Found]:
-    return [*case.copies, *case.copies.arguments, *([] if case.loop is None else [case.loop])]
-
-
-def _times_compiled(report: Programs) -> Counter[Any]:
-    """Return in how many programs something is found in a line."""
-    return Counter(key for case in report.cases for key in {_key(copy) for copy in _found(case)})
-
-
-def _worth_listing(report: Programs) -> list[_Listed]:
-    """Return the programs, each with its copies that move at least a thousandth of the worst.
+def _listed(cases: Sequence[CompiledProgram], least: float) -> Iterator[tuple[CompiledProgram, list[Any]]]:
+    """Yield the programs, each with the findings that no program before it has, unless they move less than `least`.
 
     A line that is compiled several times, such as for several shapes, is listed in the first of them.
     """
-    least, seen, listed = _least_cost(report), set[Any](), []
-    for case in report.cases:
-        new = [finding for finding in _found(case) if _key(finding) not in seen]
-        copies = [copy for copy in new if isinstance(copy, LoopCopy) and cost(copy) >= least]
-        arguments = [copy for copy in new if isinstance(copy, ArgumentCopy)]
-        loops = [finding for finding in new if isinstance(finding, SourceLine)]
-        shown: list[_Found] = [*copies, *arguments, *loops]
-        seen |= {_key(finding) for finding in shown if finding.file}
-        listed += [_Listed(case, copies, arguments)] if shown else []
-    return listed
+    seen: set[Any] = set()
+    for case in cases:
+        new = [x for x in case.findings if x.key not in seen and not (isinstance(x, LoopCopy) and x.cost < least)]
+        seen |= {finding.key for finding in new if finding.file}
+        if new:
+            yield case, new
 
 
-def _summary(report: Programs) -> str:
+def _summary(report: Report) -> str:
+    """Say how many programs and loops were compiled, how many copy, and what has turned `in_place` off."""
     unread = f" ({report.unread} could not be read)" if report.unread else ""
-    were = "program was" if report.programs == 1 else "programs were"
-    compiled = f"{report.programs} {were} compiled{unread}, with {counted(report.loops, 'loop')}"
-    if not report.cases:
-        if not report.loops:
-            return f"{compiled}."
-        return f"{compiled}, in place: it copies no buffer." if report.loops == 1 else f"{compiled}, {_ALL_IN_PLACE}"
-    copying = report.loops - report.in_place
-    said = f"{compiled}: {copying} {'copies' if copying == 1 else 'copy'} whole buffers, "
-    said += f"{report.in_place} {'does' if report.in_place == 1 else 'do'} not."
+    compiled = f"{counted(report.programs, 'program was', 'programs were')} compiled{unread}, with "
+    compiled += counted(report.loops, "loop")
+    said = [f"{compiled}."]
+    if report.loops and report.cases:
+        copy, do = counted(report.loops - report.in_place, "copies", "copy"), counted(report.in_place, "does", "do")
+        said = [f"{compiled}: {copy} whole buffers, {do} not."]
+    elif report.loops:
+        none = "in place: it copies no buffer" if report.loops == 1 else "all in place: none copies a buffer"
+        said = [f"{compiled}, {none}."]
     if number := sum(bool(case.copies.arguments) for case in report.cases):
-        said = said if report.loops else f"{compiled}."
-        said += f" {number} program{'s copy' if number > 1 else ' copies'} a whole argument in every call."
+        said.append(f"{counted(number, 'program copies', 'programs copy')} a whole argument in every call.")
     if number := sum(case.loop is not None for case in report.cases):
-        said += f" The time of {number} program{'s grow' if number > 1 else ' grows'} faster than the steps."
-    return said
+        said.append(f"The time of {counted(number, 'program grows', 'programs grow')} faster than the steps.")
+    if off := switch.why_off():
+        said.append(f"in_place is off ({off}): the program ran as it is written. Trials of in_place turn it on.")
+    return " ".join(said)
 
 
-def _off() -> str:
-    """Say that something has turned `in_place` off."""
-    off = switch.why_off()
-    return f" in_place is off ({off}): the program ran as it is written. Trials of in_place turn it on." if off else ""
+def _section(
+    number: int, case: CompiledProgram, findings: Sequence[Any], compiled: Counter[Any], told: set[Any], worst: int
+) -> Group:
+    """Describe a program in which something was found."""
+    blocks: list[Block] = [Text(f"{number}. {case.program}: {_headline(case, findings)}", "h2", -3)]
+    blocks += [*_of_trial(case, told), *blocks_of(findings, compiled, told, worst)]
+    kept = _kept.listed(case.copies.kept, any(getattr(copy, "for_gradient", False) for copy in findings))
+    if kept and case.trial is not None and case.trial.memory:
+        before, after = map(readable, case.trial.memory)
+        kept.append(Text(f"XLA needs {before} for results and temporary arrays; {case.trial.how} {after}."))
+    return Group([*blocks, *([Group(kept)] if kept else [])], "section", 3)
 
 
-_ALL_IN_PLACE = "all in place: none copies a buffer."
-
-
-def _section(number: int, listed: _Listed, worst: int, compiled: Counter[Any]) -> Section:
-    case, trial, kept = listed.case, listed.case.trial, listed.case.copies.kept
-    tried = [] if trial is None else [f"{trial.how}: {trial}"]
-    tried += [f"{trial.how}: {trial.growth[1]}"] if trial is not None and trial.growth and trial.growth[1] else []
-    tried += [trial.note] if trial is not None and trial.note else []
-    times, needs, has_kept = list[Bar](), "", any(copy.for_gradient for copy in listed.copies)
-    if trial is not None and trial.before and trial.after:
+def _of_trial(case: CompiledProgram, told: set[Any]) -> Iterator[Block]:
+    """Say what came of `in_place`, and how to keep it."""
+    trial = case.trial
+    if trial is None:
+        if case.failed:
+            yield Text(f"in_place could not be tried: {case.failed}")
+        return
+    yield Text(f"{trial.how}: {trial}")
+    if trial.growth and trial.growth[1]:
+        yield Text(f"{trial.how}: {trial.growth[1]}")
+    if trial.note:
+        yield Text(trial.note)
+    if case.copies.kept and trial.how.endswith(OF_FINISHED) and (trial.left or not trial.is_faster):
+        yield Text(OF_GRADIENT)
+    if trial.line is not None and trial.is_of_in_place and trial.is_faster and trial.line not in told:
+        told.add(trial.line)
+        yield Text(trial.line.said)
+        if trial.line.code:
+            yield Code(trial.line.code)
+    if trial.before and trial.after:
         longest = max(trial.before, trial.after)
-        times.append(Bar("unchanged", milliseconds(trial.before), trial.before / longest))
-        times.append(Bar(trial.how, milliseconds(trial.after), trial.after / longest, not trial.is_slower))
-    if trial is not None and trial.memory:
-        before, after = map(readable, trial.memory)
-        needs = f"XLA needs {before} for results and temporary arrays; {trial.how} {after}."
-    findings = [_of_copies(group, worst, compiled[_key(group[0])]) for group in _alike(listed.copies)]
-    for arguments in _arguments.alike(listed.arguments):
-        said = _arguments.sentences(arguments, _again(compiled[_key(arguments[0])]))
-        findings.append(Finding(_place(arguments[0]), tuple(said[:-1]), said[-1]))
-    if case.loop is not None:
-        findings.append(Finding(case.loop, (_again(compiled[_key(case.loop)]),), OF_GROWTH))
-    arrays = [k.at(k.file and name_of_file(k.file)) for k in kept[: _kept.LISTED]]
-    return Section(
-        title=f"{number}. {case.program}: {_headline(listed)}",
-        failed=case.failed if trial is None else "",
-        tried=tried,
-        keep=trial.line if trial is not None and trial.is_worth_keeping else None,
-        hint=OF_GRADIENT if trial is not None and kept and trial.how.endswith(OF_FINISHED) and not trial.helps else "",
-        times=times,
-        findings=findings,
-        kept=[_kept.in_all(kept), *arrays] if has_kept or _kept.worth_listing(kept) else [],
-        needs=needs,
-    )
+        before = Bar("unchanged", milliseconds(trial.before), trial.before / longest)
+        yield Bars([before, Bar(trial.how, milliseconds(trial.after), trial.after / longest, not trial.is_slower)])
 
 
-def _headline(listed: _Listed) -> str:
+def _headline(case: CompiledProgram, findings: Sequence[Any]) -> str:
     """Say what is wrong with a program."""
-    case, worth, arguments = listed
     growth = None if case.trial is None or case.trial.growth is None else case.trial.growth[0]
-    first = max(worth, key=cost, default=None)
+    copies = [finding for finding in findings if isinstance(finding, LoopCopy)]
+    arguments = [finding for finding in findings if isinstance(finding, ArgumentCopy)]
+    first = max(copies, key=lambda copy: copy.cost, default=None)
     if first is not None and first.for_gradient:
-        return what_it_is(first)
-    if first is not None and not arguments:
-        keeps = f", the gradient keeps {_kept.total(case.copies.kept)}" if any(c.for_gradient for c in worth) else ""
-        grows = f"; {growth.of_size}, {growth.of_time}" if growth is not None else ""
-        more = "" if all(copy.steps for copy in worth) else " or more"
-        return f"{readable(sum(map(cost, worth)))} copied per run{more}{keeps}{grows}"
+        return first.what
     if arguments:
         return headline_of_arguments(arguments)
-    return str(growth)
-
-
-def _alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
-    """Group copies of the same line, kind and advice, the most expensive first."""
-    key = operator.attrgetter("file", "line", "kind", "shape", "dtype", "in_gradient", "advice")
-    return list(grouped(sorted(copies, key=cost, reverse=True), key).values())
-
-
-def _of_copies(copies: Sequence[LoopCopy], worst: int, compiled: int) -> Finding:
-    """Describe copies that are alike, on a line that was compiled `compiled` times."""
-    copy, moved = copies[0], sum(map(cost, copies))
-    more = f" {_again(compiled)}" if compiled > 1 and copy.file else ""
-    steps = counted(copy.steps, "step") if copy.steps else "steps that XLA cannot count"
-    said = what_it_is(copy) + (f" ({len(copies)} times)" if len(copies) > 1 else "")
-    said += "" if copy.for_gradient else f": {readable(copy.num_bytes)} per step, {steps}"
-    bar = Bar("moved", readable(moved), moved / worst)
-    return Finding(_place(copy), (f"{said}.{more}",), advice_of(copy), copy.reason, bar)
-
-
-def _place(copy: LoopCopy | ArgumentCopy) -> SourceLine:
-    return SourceLine(copy.file, copy.line, copy.code)
-
-
-def _again(compiled: int) -> str:
-    """Say in how many programs a line is, if there are several."""
-    return f"It is compiled {compiled} times." if compiled > 1 else ""
+    if not copies:
+        return str(growth)
+    keeps = f", the gradient keeps {_kept.total(case.copies.kept)}" if any(c.for_gradient for c in copies) else ""
+    slow = f"; {growth.of_time}" if growth is not None else ""
+    more = "" if all(copy.steps for copy in copies) else " or more"
+    return f"{readable(moved(copies))} copied per run{more}{keeps}{slow}"

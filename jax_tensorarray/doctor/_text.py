@@ -1,18 +1,14 @@
-"""Types, bytes and times, as the reports write them."""
+"""Types, bytes, times and lines, as the reports write them."""
 
+import linecache
 import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable
-from typing import TypeVar
-
-from jax_tensorarray import _links
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 K = TypeVar("K")
-
-#: Columns of a text that a function returns, and of the report of a run, which is printed on a terminal.
-WIDTH, REPORT_WIDTH = 100, 79
 
 _DTYPES = {"f": "float", "s": "int", "u": "uint", "c": "complex", "pred": "bool", "bf": "bfloat", "f8": "float8_"}
 
@@ -48,18 +44,12 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def more_about(tags: Iterable[str]) -> list[str]:
-    """Return the last lines of a report: where to read about the names in brackets."""
-    lines = [f"  {_links.why(tag)}" for tag in dict.fromkeys(tags) if tag]
-    return ["More about the names in brackets, with code before and after:", *lines] if lines else []
-
-
 def factor(times: float) -> str:
     """Return a ratio as text: `3.9`, `15`."""
     return f"{times:.0f}" if times >= 9.95 else f"{times:.1f}".removesuffix(".0")
 
 
-def wrapped(text: str, first: str = "", width: int = WIDTH) -> list[str]:
+def wrapped(text: str, first: str = "", width: int = 100) -> list[str]:
     """Return the lines of a paragraph. It begins with `first`, whose room the other lines leave free."""
     later = " " * len(first)
     return textwrap.wrap(
@@ -75,9 +65,42 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return groups
 
 
+class SourceLine(NamedTuple):
+    """A line of Python and its text; None and empty if they are not known."""
+
+    file: str | None = None
+    line: int | None = None
+    code: str = ""
+
+    @property
+    def place(self) -> str:
+        """The file, relative to the current folder or to that of Python's packages, and the number of the line."""
+        return where(self.file and name_of_file(self.file), self.line)
+
+
+def source_line(file: str, line: int) -> SourceLine:
+    """Return a line with its text, which is empty if the file cannot be read."""
+    return SourceLine(file, line, linecache.getline(file, line).strip())
+
+
+def first_line(places: Iterable[str]) -> SourceLine:
+    """Return the first line that JAX names in some summaries, such as "train.py:7:12 (step)"."""
+    match = next(filter(None, (re.match(r"(.+?):(\d+)", place) for place in places)), None)
+    return source_line(match.group(1), int(match.group(2))) if match else SourceLine()
+
+
 def where(file: str | None, line: int | None) -> str:
     """Return a line of source as reports name it."""
     return f"{file}:{line}" if file else "a line that XLA does not name"
+
+
+def check_is_function(name: str, fun: Any) -> None:
+    """Raise a TypeError if the first argument of one of the doctor's functions is not a function."""
+    if not callable(fun):
+        raise TypeError(
+            f"{name}: the first argument must be a function, not {type(fun).__name__}. "
+            f"Write {name}(f)(x), not {name}(f(x))."
+        )
 
 
 def name_of_file(file: str) -> str:

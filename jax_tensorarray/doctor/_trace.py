@@ -17,10 +17,9 @@ from jax.extend.core import Jaxpr, jaxpr_as_fun
 from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.doctor._arguments import argument_copies
-from jax_tensorarray.doctor._copies import MIN_BYTES, copies_in, cost
+from jax_tensorarray.doctor._copies import MIN_BYTES, copies_in
 from jax_tensorarray.doctor._header import header
-from jax_tensorarray.doctor._page import html
-from jax_tensorarray.doctor._watch import Report
+from jax_tensorarray.doctor._report import Report, html
 
 #: Programs in a folder: those that copy most.
 _MOST = 20
@@ -68,8 +67,7 @@ def write(folder: Path, programs: list[TracedProgram], report: Report, title: st
     """Write the report, the versions and a folder for each program, and pack all of it. Return the archive."""
 
     def moved(program: TracedProgram) -> int:
-        arguments = argument_copies(program.hlo, MIN_BYTES)
-        return sum(map(cost, copies_in(program.hlo, 0))) + sum(copy.cost for copy in arguments)
+        return sum(copy.cost for copy in (*copies_in(program.hlo, 0), *argument_copies(program.hlo, MIN_BYTES)))
 
     listed = sorted(programs, key=moved, reverse=True)[:_MOST]
     left = len(programs) - len(listed)

@@ -15,12 +15,12 @@ from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray.doctor._arguments import argument_copies
 from jax_tensorarray.doctor._copies import copies_in
-from jax_tensorarray.doctor._growth import Growth, Measurement, allocated, growth_of, is_quadratic, seconds_of
-from jax_tensorarray.doctor._jitted import Flat, Line, line_for, silent, under_in_place
+from jax_tensorarray.doctor._growth import Growth, Measurement, allocated, growth_of, seconds_of
+from jax_tensorarray.doctor._jitted import Line, line_for, silent, under_in_place
 from jax_tensorarray.doctor._kept import kept_for_gradient, line_of
 from jax_tensorarray.doctor._programs import OF_FINISHED, CompiledProgram, Trial
 from jax_tensorarray.doctor._quarter import computes_with_all_rows, outermost, quartered
-from jax_tensorarray.doctor._text import counted, name_of_file
+from jax_tensorarray.doctor._text import counted
 
 #: A longer run is not repeated with fewer steps, and a shorter one says little about time.
 _LONGEST, _SHORTEST = 3.0, 1e-3
@@ -47,11 +47,14 @@ _JITTED_BEFORE = Line("To keep this, put in_place directly inside your jit, arou
 
 
 class _Program(NamedTuple):
-    """A compiled program, the types of its arguments, and how to make it of another jaxpr."""
+    """A compiled program, the types of its arguments, and its jaxpr. `how` and `line` say what was tried."""
 
     compiled: Any
     types: Sequence[Any]
-    of_jaxpr: Callable[[Jaxpr], "_Program"]
+    jaxpr: Jaxpr
+    donated: Set[int]
+    how: str = ""
+    line: Line | None = None
 
     def measured(self, steps: int = 1) -> Measurement:
         """Run the program on zeros."""
@@ -61,57 +64,39 @@ class _Program(NamedTuple):
             allocated(self.compiled),
         )
 
-    def grown(self, jaxpr: Jaxpr, now: Measurement, *, doubts: bool = False) -> Growth | None:
-        """Measure this program with fewer steps too. None if these cannot be made of the jaxpr.
+    def grown(self, now: Measurement, *, doubts: bool = False) -> Growth | None:
+        """Measure this program with fewer steps too. None if these cannot be made of its jaxpr.
 
         With `doubts` both are measured again if the time grows too much: the machine may have been busy.
         """
         with contextlib.suppress(Exception):  # whatever it is, the program itself was measured
-            if fewer := quartered(jaxpr):
+            if fewer := quartered(self.jaxpr):
                 smaller, steps, few = fewer
-                program = self.of_jaxpr(smaller)
+                program = _of_jaxpr(smaller, self.donated)
                 if None not in hlo_buffers.trip_counts(program.compiled.as_text() or ""):  # it ends
                     small, large = program.measured(few), now
                     for _ in range(_REPEATED):
-                        if not doubts or not is_quadratic(growth_of(small, large._replace(size=steps))):
+                        if not doubts or not growth_of(small, large._replace(size=steps)).is_quadratic:
                             break
                         small, large = _shorter(small, program.measured(few)), _shorter(large, self.measured())
                     return growth_of(small, large._replace(size=steps))
         return None
 
 
-def _compiled(function: Callable[..., Any], types: Sequence[Any], donated: Set[int]) -> Any:
-    with warnings.catch_warnings():  # about donated arguments whose memory is of no use
+def _compiled(function: Callable[..., Any], types: Sequence[Any], donated: Set[int], how: str = "") -> _Program:
+    with warnings.catch_warnings(), silent():  # about donated arguments whose memory is of no use
         warnings.simplefilter("ignore")
-        return jax.jit(function, donate_argnums=tuple(sorted(donated))).lower(*types).compile()
+        traced = jax.jit(function, donate_argnums=tuple(sorted(donated))).trace(*types)
+        return _Program(traced.lower().compile(), types, traced.jaxpr, donated, how)
 
 
-def _of_jaxpr(jaxpr: Jaxpr, donated: Set[int], transformed: Callable[[Any], Any]) -> _Program:
-    """Compile a jaxpr after a transformation."""
+def _of_jaxpr(jaxpr: Jaxpr, donated: Set[int], how: str = "", transformed: Any = lambda f: f) -> _Program:
+    """Compile a jaxpr, perhaps after a transformation."""
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
-    compiled = _compiled(transformed(jaxpr_as_fun(jaxpr)), types, donated)
-    return _Program(compiled, types, lambda smaller: _of_jaxpr(smaller, donated, transformed))
+    return _compiled(transformed(jaxpr_as_fun(jaxpr)), types, donated, how)
 
 
-def _of_function(flat: Flat) -> tuple[_Program, Jaxpr]:
-    """Compile a function of the user under `in_place`. Return its jaxpr too."""
-    with warnings.catch_warnings(), silent():
-        warnings.simplefilter("ignore")
-        traced = jax.jit(flat.function, donate_argnums=tuple(sorted(flat.donated))).trace(*flat.types)
-        compiled = traced.lower().compile()
-    return _Program(compiled, flat.types, lambda smaller: _of_jaxpr(smaller, flat.donated, _unchanged)), traced.jaxpr
-
-
-class _Way(NamedTuple):
-    """A way that was tried: the program, its jaxpr with fewer steps to be made of it, and the line that keeps it."""
-
-    how: str
-    program: _Program
-    jaxpr: Jaxpr
-    line: Line | None = None
-
-
-def _under_in_place(case: CompiledProgram, donated: Set[int], how: str) -> _Way:
+def _under_in_place(case: CompiledProgram, donated: Set[int], how: str) -> _Program:
     """Put `in_place` around the function that was jitted, or around the finished program if there is none."""
     if case.function is not None:
         with contextlib.suppress(Exception):  # the function may not be traceable again; the program is
@@ -119,9 +104,8 @@ def _under_in_place(case: CompiledProgram, donated: Set[int], how: str) -> _Way:
             if flat is not None:
                 names = _compat.names_of_arguments(case.jaxpr)
                 line = line_for(case.function, [names[k] for k in sorted(donated - case.donated)])
-                return _Way(how, *_of_function(flat), line)
-    program = _of_jaxpr(case.jaxpr, donated, in_place)
-    return _Way(f"{how}{OF_FINISHED}", program, case.jaxpr, _line_otherwise(case))
+                return _compiled(*flat, how)._replace(line=line)
+    return _of_jaxpr(case.jaxpr, donated, f"{how}{OF_FINISHED}", in_place)._replace(line=_line_otherwise(case))
 
 
 def _line_otherwise(case: CompiledProgram) -> Line:
@@ -130,9 +114,8 @@ def _line_otherwise(case: CompiledProgram) -> Line:
         with contextlib.suppress(Exception):  # the source may be gone
             return line_for(case.function)
     line = _NOT_JITTED if case.program in _LOOPS else _JITTED_BEFORE
-    places = [(copy.file, copy.line) for copy in case.copies if copy.file]
-    file, number = places[0] if places else line_of(outermost(case.jaxpr))[:2]
-    return line._replace(said=line.said.format(f"{name_of_file(file)}:{number}" if file else "the loop"))
+    at = next((copy.at for copy in case.copies if copy.file), line_of(outermost(case.jaxpr)))
+    return line._replace(said=line.said.format(at.place if at.file else "the loop"))
 
 
 def tried(case: CompiledProgram, timed: bool) -> Trial:
@@ -144,33 +127,44 @@ def tried(case: CompiledProgram, timed: bool) -> Trial:
     donated = case.donated | {copy.number for copy in case.copies.arguments}
     ways = [lambda: _under_in_place(case, donated, "under in_place" if donated == case.donated else _BOTH)]
     if donated > case.donated and not case.copies:
-        ways.insert(0, lambda: _Way("donated", _of_jaxpr(case.jaxpr, donated, _unchanged), case.jaxpr))
+        ways.insert(0, lambda: _of_jaxpr(case.jaxpr, donated, "donated"))
     for try_it in ways:
         started = time.perf_counter()
         way = try_it()
         compiling = time.perf_counter() - started
-        left = _left(way.program.compiled, least)
+        hlo = way.compiled.as_text() or ""
+        left = len(copies_in(hlo, least)) + len(argument_copies(hlo, least))
         if not left:
             break
     if not (timed and case.ends) or case.jaxpr.effects:
         return Trial(left, None, None, way.how, line=way.line)
-    plain = _of_jaxpr(case.jaxpr, case.donated, _unchanged)
+    plain = _of_jaxpr(case.jaxpr, case.donated)
+    before = plain.measured()
+    is_short = before.seconds < _LONGEST and compiling < _PATIENCE
+    return _timed(plain, before, plain.grown(before) if is_short else None, way, left)
 
-    def measured() -> tuple[Measurement, Measurement]:
-        return plain.measured(), way.program.measured()
 
-    before, after = _again_if_slower(*measured(), measured)
-    growth = None
-    if before.seconds < _LONGEST and compiling < _PATIENCE and (grown := plain.grown(case.jaxpr, before)):
-        growth = grown, way.program.grown(way.jaxpr, after, doubts=not left)
-    memory = before.num_bytes, after.num_bytes
-    note = "" if left or growth is None else _why_it_grows(growth[1], case.jaxpr)
-    return Trial(left, before.seconds, after.seconds, way.how, growth, memory, way.line, note)
+def _timed(plain: _Program, before: Measurement, growth: Growth | None, way: _Program, left: int | None) -> Trial:
+    """Time a program as it was tried. If it is slower, measure both again: the machine may have been busy."""
+    after = way.measured()
+    if after.seconds > before.seconds:
+        before, after = _shorter(before, plain.measured()), _shorter(after, way.measured())
+    grown = None if growth is None else way.grown(after, doubts=left == 0)
+    return Trial(
+        left,
+        before.seconds,
+        after.seconds,
+        way.how,
+        growth=None if growth is None else (growth, grown),
+        memory=(before.num_bytes, after.num_bytes),
+        line=way.line,
+        note=_why_it_grows(grown, plain.jaxpr) if left == 0 else "",
+    )
 
 
 def _why_it_grows(growth: Growth | None, jaxpr: Jaxpr) -> str:
     """Say why the time of a program may grow like that of one that copies, though it does not copy."""
-    if growth is None or not is_quadratic(growth):
+    if growth is None or not growth.is_quadratic:
         return ""
     if computes_with_all_rows(jaxpr, growth.sizes[1]):
         return "Each step computes with all rows, so the time grows with their number"
@@ -198,43 +192,18 @@ def grows(case: CompiledProgram) -> bool:
     fewer = None if case.jaxpr.effects else quartered(case.jaxpr)
     if fewer is None:
         return False
-    plain = _of_jaxpr(case.jaxpr, case.donated, _unchanged)
+    plain = _of_jaxpr(case.jaxpr, case.donated)
     before = plain.measured()
-    if not _SHORTEST < before.seconds < _LONGEST:
-        return False
-    growth = plain.grown(case.jaxpr, before)
+    growth = plain.grown(before) if _SHORTEST < before.seconds < _LONGEST else None
     if growth is None or not growth.is_too_much:
         return False
-    way = _under_in_place(case, case.donated, "under in_place")
-    after = way.program.measured()
-    before, after = _again_if_slower(before, after, lambda: (plain.measured(), way.program.measured()))
-    growths = growth, way.program.grown(way.jaxpr, after)
+    case.trial = trial = _timed(plain, before, growth, _under_in_place(case, case.donated, "under in_place"), None)
     case.loop = line_of(outermost(case.jaxpr))
     case.copies.kept = kept_for_gradient(case.jaxpr)
-    memory = before.num_bytes, after.num_bytes
-    case.trial = Trial(None, before.seconds, after.seconds, way.how, growths, memory, way.line)
-    helps = _GAIN * after.seconds < before.seconds or _GAIN * after.num_bytes < before.num_bytes
+    assert trial.before and trial.after and trial.memory
+    helps = any(_GAIN * after < before for before, after in ((trial.before, trial.after), trial.memory))
     return helps or not computes_with_all_rows(case.jaxpr, fewer[1])
-
-
-def _again_if_slower(
-    before: Measurement, after: Measurement, measured: Callable[[], tuple[Measurement, Measurement]]
-) -> tuple[Measurement, Measurement]:
-    """Measure slower programs again, since the machine may have been busy. Return the shorter times."""
-    if after.seconds <= before.seconds:
-        return before, after
-    again, after_again = measured()
-    return _shorter(before, again), _shorter(after, after_again)
 
 
 def _shorter(first: Measurement, second: Measurement) -> Measurement:
     return min(first, second, key=lambda measured: measured.seconds)
-
-
-def _unchanged(f: Any) -> Any:
-    return f
-
-
-def _left(compiled: Any, min_bytes: int) -> int:
-    hlo = compiled.as_text() or ""
-    return len(copies_in(hlo, min_bytes)) + len(argument_copies(hlo, min_bytes))

@@ -1,29 +1,20 @@
 """`explain` says what becomes of reads, writes and selects under `in_place`, and why, by names that have a page."""
 
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend import source_info_util
-from snippets import snippets
 
-import jax_tensorarray
 from jax_tensorarray import in_place, ta_read, ta_write
-from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray.doctor import explain, loop_copies
-from jax_tensorarray.doctor._advice import ADVICE, NAMES
 from jax_tensorarray.doctor._reasons import REASONS
 
 pytestmark = pytest.mark.slow(but=6)
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "messages.md"
-STAYS, COPIES = "Operations that `in_place` does not rewrite", "Copies in compiled loops"
 B = jax.ShapeDtypeStruct((64, 8), jnp.float32)
-KEPT_LONG = ("kept-for-the-gradient", "kept-on-the-tape", "checkpoint-keeps-buffers")  # seconds to compile
 
 
 @pytest.fixture(autouse=True)
@@ -32,87 +23,8 @@ def as_users_run_it():
         yield
 
 
-def sections():
-    """The names of the sections of the page, each with its part and its snippet."""
-    lines, found, named = PAGE.read_text().split("\n"), {}, re.compile(r"### `(.*)`|## (.*)")
-    for snippet in snippets(PAGE, "python"):
-        headings = [match for line in lines[: snippet.line] if (match := named.fullmatch(line))]
-        if headings and headings[-1].group(1):
-            part = next(match.group(2) for match in reversed(headings) if match.group(2))
-            found[headings[-1].group(1)] = part, snippet
-    return found
-
-
-SECTIONS = sections()
-
-
-def of_part(part, without=()):
-    return [name for name, (its_part, _) in SECTIONS.items() if its_part == part and name not in without]
-
-
-@pytest.fixture
-def first_lines(as_users_run_it):
-    return snippets(PAGE, "python")[0].run()
-
-
 def fates(explanation):
     return [(x.kind, x.became, x.reason) for x in explanation]
-
-
-# --- the page --------------------------------------------------------------------------------------------------
-
-
-def left_in_loops(jaxpr, in_loop=False):
-    """The lines of the operations on rows that loops have in plain JAX."""
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        if in_loop and name.startswith(("gather", "scatter", "dynamic_")) and eqn.invars[0].aval.size > 8:
-            yield int(source_info_util.summarize(eqn.source_info).split(":")[1])
-        for inner in jaxprs.jaxprs_in(eqn.params):
-            yield from left_in_loops(inner, in_loop or name in ("scan", "while", "ta_while"))
-
-
-@pytest.mark.parametrize("name", of_part(STAYS))
-def test_code_before_gives_the_reason_of_its_section_and_code_after_does_not(name, first_lines):
-    names = SECTIONS[name][1].run(first_lines)
-    args = names.get("args", (names["b"],))
-    before, after = explain(names["before"])(*args), explain(names["after"])(*names.get("args_after", args))
-    assert name in {x.reason for x in before}, before
-    assert name not in {x.reason for x in after}, after
-    for x in (*before, *after):
-        assert (x.text, bool(x.reason)) == (x.text, x.reason in REASONS) and (x.became or x.reason)
-        assert x.file == str(PAGE) and x.code in PAGE.read_text()
-    assert max(map(len, str(before).split("\n"))) <= 100
-
-
-@pytest.mark.parametrize("name", ["another-buffer", "large-box", "rows-twice", "other-combination", "whole-view"])
-def test_what_is_said_to_stay_is_what_is_left_in_the_jaxpr(name, first_lines):
-    names = SECTIONS[name][1].run(first_lines)
-    args = names.get("args", (names["b"],))
-    for f in (names["before"], names["after"]):
-        left = set(left_in_loops(jax.make_jaxpr(in_place(f))(*args)))
-        assert {x.line for x in explain(f)(*args) if x.kind in ("read", "write") and not x.became} == left
-
-
-@pytest.mark.parametrize("name", of_part(COPIES, KEPT_LONG))
-@pytest.mark.usefixtures("fusions_of_users")
-def test_the_doctor_names_a_section_for_code_before_and_none_for_code_after(name, first_lines):
-    names = SECTIONS[name][1].run(first_lines)
-    args = names.get("args", (names["b"],))
-    before, after = (loop_copies(names[which], min_bytes=0)(*args) for which in ("before", "after"))
-    assert name in {copy.reason for copy in before} and f"[{name}]" in str(before)
-    assert name not in {copy.reason for copy in after}
-
-
-def test_every_name_that_code_gives_has_a_section_and_no_other_has_one():
-    assert set(NAMES) == set(ADVICE) and len(set(NAMES.values())) == len(NAMES)
-    assert set(of_part(STAYS)) == set(REASONS)
-    assert set(of_part(COPIES)) == set(NAMES.values()) - set(REASONS)
-    code = [file.read_text() for file in (Path(jax_tensorarray.__file__).parent / "_in_place").glob("*.py")]
-    given = {name for text in code for name in re.findall(r'"([a-z]+(?:-[a-z]+)*)"', text)}
-    assert set(REASONS) <= given
-    calls = [call for text in code for call in re.findall(r"\bLeft\((.*?)\)", text)]
-    assert {name for call in calls for name in re.findall(r'"(.*?)"', call)} <= set(REASONS)
 
 
 # --- what it becomes -------------------------------------------------------------------------------------------

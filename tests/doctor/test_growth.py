@@ -20,7 +20,7 @@ from jax_tensorarray.doctor import (
     loop_copies,
     watch,
 )
-from jax_tensorarray.doctor._page import html
+from jax_tensorarray.doctor._report import html
 
 pytestmark = pytest.mark.slow(but=5)
 
@@ -230,7 +230,7 @@ def test_what_a_gradient_keeps_is_listed_the_largest_first():
     assert sum(sizes) < before < 1.5 * sum(sizes)
     assert after < before / 5
     report = str(found)
-    assert re.search(r"\nThe gradient keeps 5\.\d MiB for all steps.*\n  float32\[", report)
+    assert re.search(r"\nThe gradient keeps 5\.\d MiB for all steps.*\n- float32\[", report)
     code = {kept.code for kept in found.kept[:2]}
     assert any("b.T @" in line or "lax.scan" in line for line in code)
     assert all(kept.file == __file__ for kept in found.kept)

@@ -142,25 +142,20 @@ def test_a_primitive_of_a_library_has_the_line_of_the_loop_that_calls_it(tmp_pat
     assert {(copy.file, copy.line) for copy in found} == {(__file__, line_with(loop, "rows.write("))}
 
 
-def attention_in_our_loop(x, residuals="tape"):
+def attention_in_our_loop(x):
     def body(c):
         i, b = c
         return i + 1, ta_write(b, i, jnp.tanh(b @ ta_read(b, i)) @ b)
 
-    last = while_loop(lambda c: c[0] < len(x), body, (0, x), max_steps=len(x), residuals=residuals)
+    last = while_loop(lambda c: c[0] < len(x), body, (0, x), max_steps=len(x), residuals="tape")
     return jnp.sum(last[1])
 
 
 @pytest.mark.slow
-def test_our_loop_is_named_by_its_own_lines_and_not_recommended_to_who_uses_it():
+def test_our_loop_is_named_by_its_own_lines():
     found = loop_copies(jax.grad(attention_in_our_loop))(X)
     assert {copy.line for copy in found if copy.kind == "save"} == {line_with(attention_in_our_loop, "while_loop(")}
     assert {copy.line for copy in found if copy.kind != "save"} == {line_with(attention_in_our_loop, "ta_write(")}
-    (advice,) = {copy.advice for copy in found if copy.kind == "save"}
-    assert "Give the loop residuals='undo'" in advice
-    assert "while_loop" not in advice
-    as_advised = loop_copies(jax.grad(functools.partial(attention_in_our_loop, residuals="undo")))(X)
-    assert {copy.kind for copy in as_advised} <= {"anew", "copy"}  # the cotangent of all rows, in every step
 
 
 def test_a_history_of_the_program_is_no_tape():
@@ -190,42 +185,11 @@ def test_a_select_is_on_the_line_of_its_loop_whoever_calls_it(of, loop, line):
     assert {copy.line for copy in found if copy.kind == "select"} == {line_with(loop, line)}
 
 
-def test_a_product_with_all_rows_is_named_where_a_copy_is_made_for_it():
-    def attention(x):
-        def body(c, i):
-            b, query = c
-            weights = jax.nn.softmax(jnp.where(i > ROWS, b @ query, -1e9))
-            return (b.at[i].set(query), jnp.tanh(weights @ b)), None
-
-        return lax.scan(body, (x, x[0]), ROWS)[0][1]
-
-    found = loop_copies(attention)(X)
-    assert found
-    for copy in found:
-        assert (copy.kind, copy.code.count(".at[i].set")) == ("copy", 1)
-        assert "this copy. A product (einsum, dot or @)" in copy.advice
-
-
 def test_an_array_of_one_element_is_no_buffer():
     def loop(x):
         return lax.fori_loop(0, 50, lambda i, c: (c[1], c[0].at[i % 1].set(c[1][i % 1] + 1)), (x, x))
 
     assert loop_copies(loop)(np.ones(1, np.float32)) == []
-
-
-def test_examples_of_our_loop_that_end_by_themselves_are_in_place():
-    def loop(x):
-        def one(until):
-            def body(c):
-                i, b = c
-                return i + 1, ta_write(b, i, jnp.sin(ta_read(b, i // 2)) * until)
-
-            return while_loop(lambda c: c[0] < until, body, (0, x), max_steps=50)[1]
-
-        return jnp.sum(jax.vmap(one)(x[:3, 0]) ** 2)
-
-    # XLA chooses between the numbers of two steps, which it looks at for errors.
-    assert loop_copies(jax.value_and_grad(loop), min_bytes=100)(X) == []
 
 
 @pytest.mark.slow
@@ -290,14 +254,6 @@ def test_there_are_three_platforms():
         loop_copies(jnp.sin, platform="x")(1.0)
 
 
-def recurrent(x):
-    def body(h, row):
-        h = jnp.tanh(h @ jnp.eye(8) + row)
-        return h, h
-
-    return jnp.sum(lax.scan(body, jnp.zeros(8), x)[1] ** 2)
-
-
 def recurrent_with_a_state_of_the_size_of_its_inputs(x):
     def body(h, row):
         h = jnp.tanh(h @ jnp.eye(50) + row[0])
@@ -342,7 +298,6 @@ def no_loop(x):
 @pytest.mark.parametrize(
     "loop",
     [
-        recurrent,
         recurrent_with_a_state_of_the_size_of_its_inputs,
         scan_in_a_scan,
         layers_in_a_scan,
@@ -397,7 +352,7 @@ def test_smaller_buffers_can_be_left_out():
     assert loop_copies(read_beside_write, min_bytes=num_bytes + 1)(X) == []
     small = loop_copies_of_large_buffers(read_beside_write)(X)
     assert (small, small.smaller) == ([], len(found))
-    assert str(small).endswith(f", but for {len(found)} smaller than min_bytes.")
+    assert " ".join(str(small).split()).endswith(f", but for {len(found)} smaller than min_bytes.")
     assert found.smaller == 0
 
 
@@ -406,8 +361,9 @@ def test_a_report_has_lines_code_and_advice_and_an_empty_one_is_one_line():
     report = str(found)
     assert report.startswith(f"{len(found)} operations on whole buffers in loops, ")
     line = line_with(write_in_a_scan, ".at[i].set")
-    copy = f"{__file__}:{line}: backward pass, a copy of the buffer, float32[50, 8], 1.6 KiB per step"
-    assert f"\n{copy} (2 times)\n    return ys.at[i].set(jnp.tanh(ys[i // 2] + x[i])), None\n  Put in_place" in report
+    copy = "backward pass, a copy of the buffer, float32[50, 8] (2 times): 1.6 KiB per step, 50 steps."
+    code = "    return ys.at[i].set(jnp.tanh(ys[i // 2] + x[i])), None"
+    assert f"test_loop_copies.py:{line}\n{code}\n{copy}\nPut in_place" in report
     assert " ".join(report.split()).count(found[0].advice) == 1
     assert str(loop_copies(no_loop)(X)).count("\n") == 0
 
@@ -427,7 +383,8 @@ def test_a_line_that_is_not_known_or_not_there_is_left_out():
     )
     report = str(LoopCopies([one]))
     assert report.startswith("1 operation on a whole buffer in loops, 6.0 KiB per step:\n")
-    assert "a line that XLA does not name: a copy of the buffer, int8[3, 2048], 6.0 KiB per step\n  Do this." in report
+    copied = "a copy of the buffer, int8[3, 2048]: 6.0 KiB per step, steps that XLA cannot count."
+    assert f"a line that XLA does not name\n{copied}\nDo this." in report
 
 
 @pytest.mark.parametrize(
