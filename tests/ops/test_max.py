@@ -1,6 +1,6 @@
 """`ta_max`: ties, derivatives, in place. `test_random_programs.py` has it in loops of all kinds.
 
-`test_rows.py`, `test_dtypes.py`, `test_transforms.py` and `test_batching.py` have what it shares with other ops."""
+`test_starts.py` and `test_dtypes.py` have what it shares with other ops."""
 
 import functools
 import itertools
@@ -48,38 +48,6 @@ def test_complex_numbers_have_no_order():
 
 
 # --- batches ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("axes", [(0, 0, 0, 0), (None, 0, 0, None), (0, None, None, 0)], ids=str)
-def test_ties_in_batches_share_the_derivative(axes):
-    rng = np.random.default_rng(0)
-    shapes = ((3, 5, 2), (3, 4), (3, 4, 2), (3, 4))
-    buffer, value = (rng.integers(-2, 3, shapes[k]).astype(float) for k in (0, 2))  # with ties
-    operands = [buffer, rng.integers(0, 5, shapes[1]), value, rng.random(shapes[3]) < 0.8]
-    batch = [x if a == 0 else x[0] for x, a in zip(operands, axes, strict=True)]
-    weights = np.cos(np.arange(10.0)).reshape(5, 2)
-
-    def loss(op, buffer, index, value, where):
-        return (weights * op(buffer, index, value, where=where) ** 2).sum()
-
-    f = functools.partial(loss, functools.partial(ta_max, lowering="ffi"))
-    of_each = jax.vmap(jax.value_and_grad(f, argnums=(0, 2)), axes)
-    of_sum = jax.grad(lambda *args: jax.vmap(f, axes)(*args).sum(), 2)
-    (found, found_gradients), total = jit(lambda *args: (of_each(*args), of_sum(*args)))(*batch)
-    for k in range(3):
-        own = [x if a is None else x[k] for x, a in zip(batch, axes, strict=True)]
-        gradients = in_numpy(jax.grad(lambda b, v, own=own: loss(unrolled.ta_max, b, own[1], v, own[3]), (0, 1)))(
-            own[0], own[2]
-        )
-        np.testing.assert_allclose(found[k], loss(oracle.ta_max, *own), rtol=1e-12)
-        for a, b in zip(found_gradients, gradients, strict=True):
-            np.testing.assert_allclose(a[k], b, rtol=1e-12, atol=1e-12)
-        if axes[2] == 0:
-            np.testing.assert_allclose(total[k], gradients[1], rtol=1e-12, atol=1e-12)
-        else:
-            total = total - gradients[1]
-    if axes[2] is None:
-        np.testing.assert_allclose(total, 0, atol=1e-10)
 
 
 # --- derivatives -----------------------------------------------------------------------------------------------
@@ -166,9 +134,8 @@ def test_only_rows_are_touched_and_only_for_what_is_differentiated():
 # --- loops -----------------------------------------------------------------------------------------------------
 
 
-def overwritten(lowering, loop):
-    """A loop that carries a buffer, and reads another row of it than it updates."""
-
+@pytest.mark.parametrize("lowering", ["auto", "ffi"])
+def test_a_loop_that_reads_another_row_than_it_updates_is_in_place(lowering):
     def f(xs):
         def body(c, i):
             b, total = c
@@ -176,37 +143,8 @@ def overwritten(lowering, loop):
             b = ta_max(b, (i * 7) % len(xs), ta_read(xs, i, lowering=lowering), lowering=lowering)
             return (b, total + jnp.sum(seen)), None
 
-        start = (-jnp.ones_like(xs), jnp.zeros((), xs.dtype))
-        if loop == "scan":
-            return lax.scan(body, start, jnp.arange(len(xs)))[0]
-        last = ta.while_loop(
-            lambda c: c[0] < len(xs), lambda c: (c[0] + 1, *body(c[1:], c[0])[0]), (0, *start), max_steps=len(xs)
-        )
-        return last[1:]
+        b, total = lax.scan(body, (-jnp.ones_like(xs), jnp.zeros((), xs.dtype)), jnp.arange(len(xs)))[0]
+        return jnp.sum(b**2) + total
 
-    return f
-
-
-@pytest.mark.parametrize(
-    ("transform", "lowering", "loop"),
-    [("forward", "ffi", "scan"), ("gradient", "auto", "scan"), ("gradient", "ffi", "while_loop")],
-)
-def test_loops_are_in_place(transform, lowering, loop):
     rng = np.random.default_rng(0)
-    f = overwritten(lowering, loop)
-    if transform == "gradient":
-        f = jax.grad(lambda xs, f=f: jnp.sum(f(xs)[0] ** 2) + f(xs)[1])
-    in_place.assert_in_place(f, lambda n: (jnp.asarray(rng.normal(size=(n, 16)).astype(np.float32)),))
-
-
-def test_checkpointed_bodies_that_save_reads_are_in_place():
-    def f(xs):
-        def step(b, i):
-            return ta_max(b, i // 2, jnp.sin(ta_read(xs, i))), None
-
-        body = jax.checkpoint(step, policy=ta.checkpoint_policies.save_reads, prevent_cse=False)
-        return jnp.sum(lax.scan(body, jnp.zeros_like(xs), jnp.arange(len(xs)))[0] ** 2)
-
-    program = in_place.compiled(jax.grad(f), xs := jnp.ones((1000, 16)))
-    in_place.assert_no_whole_buffer_copy(program, xs)
-    assert program.memory_analysis().temp_size_in_bytes < 20 * xs.nbytes
+    in_place.assert_in_place(jax.grad(f), lambda n: (jnp.asarray(rng.normal(size=(n, 16)).astype(np.float32)),))

@@ -1,6 +1,6 @@
-"""Every op by itself: its derivatives of every order and direction, and under JAX's switches for debugging.
+"""Row ops under JAX's switches for debugging, policies of checkpoints, and in Taylor series.
 
-In programs, and under all other transformations, `test_random_programs.py` has them."""
+`test_random_programs.py` and `test_starts.py` have their derivatives, and all other transformations."""
 
 import functools
 import math
@@ -8,164 +8,31 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 import unrolled
 from in_numpy import in_numpy
 from jax import jit, lax
 from jax.experimental.jet import jet
-from ops import (
-    BUFFER,
-    DIRECTIONS,
-    INDEX,
-    OPS,
-    OURS,
-    SIZE,
-    SMOOTH_OPS,
-    VALUE,
-    arguments,
-    assert_same,
-    call,
-    every,
-    expected_results,
-    in_context,
-    loss_by,
-    loss_in,
-    on_device,
-)
+from ops import OPS, OURS
 
 import jax_tensorarray as ta
 
 pytestmark = pytest.mark.slow(but=1)
 
 
-def inner(xs, ys):
-    return sum(jnp.vdot(x, y) for x, y in zip(xs, ys, strict=True))
-
-
-def forward(f, tangents):
-    """Directional derivative by forward mode."""
-    return lambda *args: jax.jvp(f, args, on_device(*tangents))[1]
-
-
-def reverse(f, tangents):
-    """The same by reverse mode."""
-    return lambda *args: inner(jax.grad(f, argnums=(0, 1))(*args), on_device(*tangents))
-
-
-MODES = {"f": forward, "r": reverse}
-FIRST_AND_SECOND = ["r", "ff", "fr", "rf", "rr"]
-
-
-def derivatives(f, orders):
-    """For every "fr" the reverse mode over the forward mode, and so on; for "" the value."""
-    found = []
-    for modes in orders:
-        g = f
-        for mode, tangents in zip(modes, DIRECTIONS, strict=False):
-            g = MODES[mode](g, tangents)
-        found.append(g)
-    return lambda *args: [g(*args) for g in found]
-
-
-@functools.cache
-def expected_derivatives(op):
-    """The value and the derivatives of order 1, 2 and 3: by unrolled plain JAX, checked against differences."""
-    exact = list(map(float, in_numpy(derivatives(loss_by(unrolled, jnp, op), ["", "f", "ff", "fff"]))(BUFFER, VALUE)))
-    f = loss_by(oracle, np, op)
-    differences = [oracle.derivative(f, (BUFFER, VALUE), DIRECTIONS[:n]) for n in range(4)]
-    np.testing.assert_allclose(exact, differences, rtol=1e-5)
-    assert min(map(abs, exact)) > 1e-3  # else this would test nothing
-    return exact
-
-
-def assert_derivatives(found, op, orders):
-    for value, modes in zip(found, orders, strict=True):
-        np.testing.assert_allclose(value, expected_derivatives(op)[len(modes)], rtol=1e-10, err_msg=modes)
-
-
-# --- values ----------------------------------------------------------------------------------------------------
-
-WITHOUT_JIT = [(OPS[op], "direct") for op in ("ta_read", "ta_max", "ta_swap", "ta_stack", "ta_clear")]
-WITHOUT_JIT.append((OPS["ta_swap"], "scan"))
-
-
-@pytest.mark.parametrize(("op", "context"), WITHOUT_JIT, ids=str)
-def test_values_and_derivatives_are_the_same_with_jit_disabled(op, context):
-    with jax.disable_jit():
-        assert_same(in_context(context, op, *on_device(BUFFER, VALUE)), expected_results(op))
-        if op.name in ("ta_read", "ta_swap") and context == "direct":
-            assert_derivatives(derivatives(loss_in(context, op), "fr")(*on_device(BUFFER, VALUE)), op, "fr")
-
-
-@every(SMOOTH_OPS)
-def test_inputs_keep_their_values_and_so_do_evaluated_jaxprs_and_branches(op):
-    given, expected = arguments(op, BUFFER, VALUE), expected_results(op)
-    operands = on_device(*given)
-    assert_same(call(op, OURS, *operands), expected)
-    jaxpr = jax.make_jaxpr(functools.partial(call, op, OURS))(*operands)
-    assert {eqn.primitive.name for eqn in jaxpr.eqns} >= {op.name}
-    assert_same(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands), expected)
-    others = [np.full(e.shape, 7.0) for e in expected]
-
-    @jax.jit
-    def branch(taken, *operands):
-        return jax.lax.cond(taken, lambda: call(op, OURS, *operands), lambda: tuple(map(jnp.asarray, others)))
-
-    assert_same(branch(False, *operands), others)
-    assert_same(branch(True, *operands), expected)
-    assert_same(operands, tuple(map(jnp.asarray, given)))
-
-
-# --- derivatives -----------------------------------------------------------------------------------------------
-
-#: Of the op that is not linear, and of the one that both reads and writes.
-THIRD = {"ta_max": [*FIRST_AND_SECOND, "rrr"], "ta_swap": ["ff", "fr", "frf", "rfr", "rrr"]}
-
-
-@every(SMOOTH_OPS)
-def test_derivatives_agree_in_every_order_of_modes(op):
-    orders = THIRD.get(op.name, FIRST_AND_SECOND)
-    with jax.enable_checks(True):
-        found = jit(derivatives(loss_in("direct", op), orders))(*on_device(BUFFER, VALUE))
-        assert_same(call(op, OURS, *on_device(*arguments(op, BUFFER, VALUE))), expected_results(op))
-    assert_derivatives(found, op, orders)
-
-
-def test_derivatives_in_a_loop_agree_in_every_order_of_modes():
-    op, orders = OPS["ta_swap"], ["ff", "fr", "rf", "rr"]
-    with jax.enable_checks(True):
-        found = jit(derivatives(loss_in("scan", op), orders))(*on_device(BUFFER, VALUE))
-    assert_derivatives(found, op, orders)
-
-
 def test_a_checkpoint_that_saves_reads_does_not_read_again():
-    index = jnp.asarray(INDEX % SIZE)
-
     def f(buffer):
-        return jnp.sum(jnp.sin(ta.ta_read(jnp.sin(buffer), index)) ** 2)
+        return jnp.sum(jnp.sin(ta.ta_read(jnp.sin(buffer), jnp.array([2, 0, 2]))) ** 2)
 
     def reads(policy):
         gradient = jax.grad(jax.checkpoint(f, policy=policy))
-        return str(jax.make_jaxpr(gradient)(jnp.asarray(BUFFER))).count(" ta_read[")
+        return str(jax.make_jaxpr(gradient)(jnp.ones((5, 2)))).count(" ta_read[")
 
     assert reads(ta.checkpoint_policies.save_reads) == 1
     assert reads(None) == 2
 
 
 # --- debugging switches ----------------------------------------------------------------------------------------
-
-
-FOR_NANS = [("ta_read", "direct"), ("ta_max", "direct"), ("ta_clear", "direct"), ("ta_swap", "scan")]
-
-
-@pytest.mark.parametrize(("op", "context"), [(OPS[op], context) for op, context in FOR_NANS], ids=str)
-def test_debug_nans_has_nothing_to_report_about_numbers(op, context):
-    with jax.debug_nans(True):
-        found = jax.jit(jax.value_and_grad(loss_in(context, op)))(*on_device(BUFFER, VALUE))[0]
-        eager = in_context("direct", op, *on_device(BUFFER, VALUE))
-    np.testing.assert_allclose(found, expected_derivatives(op)[0], rtol=1e-12)
-    assert_same(eager, expected_results(op))
 
 
 @pytest.mark.parametrize("op", ["ta_write", "ta_add", "ta_swap"])
