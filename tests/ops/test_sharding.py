@@ -469,26 +469,3 @@ def test_a_batch_of_shard_maps_may_be_divided_by_an_axis_of_the_mesh(f):
         jax.tree.map(np.testing.assert_allclose, got, results)
     for got in slopes:
         np.testing.assert_allclose(got, slope[0], atol=1e-12)
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("f", [of_rows, of_selected])
-@pytest.mark.parametrize("axes", [None, "x"])
-def test_rows_are_found_where_axes_of_a_mesh_become_automatic(f, axes):
-    """Each equation belongs to the mesh that it was traced in."""
-    mesh = mesh_of(AxisType.Explicit, (2, 2), ("x", "y"))
-
-    def inside(b):
-        specs = jax.tree.map(lambda x: P("x") if x.shape == b.shape else P(), jax.eval_shape(f, EXAMPLES[0]))
-        ends = jax.sharding.auto_axes(f, axes=axes)(b.at[0].add(b[1]), out_sharding=specs)
-        return [jnp.sin(x) for x in jax.tree.leaves(ends)]
-
-    def gradient(f):
-        return jax.grad(lambda b: sum(jnp.sum(jnp.sin(x)) for x in f(b)))
-
-    with jax.set_mesh(mesh):
-        b = put(EXAMPLES[0], mesh)
-        transforms = lambda f: f, gradient, lambda f: jax.vmap(f, out_axes=0, axis_size=2, in_axes=None)
-        found, expected = (jit(lambda b, f=f: [t(f)(b) for t in transforms])(b) for f in (in_place(inside), inside))
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-12), found, expected)
-        assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, expected)
