@@ -74,20 +74,6 @@ def test_an_older_version_costs_one_copy_at_most():
     assert rows(first)[:3] == [0, 10, 20]
 
 
-def test_a_row_that_is_cleared_for_one_version_is_still_in_an_older_one():
-    full = made("growing", 5)
-    shorter = full.pop()[0].pop()[0].pop()[0].append(-1.0)
-    assert rows(shorter.write(4, np.asarray(7.0))) == [0, 10, -1, 0, 7]
-    assert rows(full) == [0, 10, 20, 30, 40]
-
-
-def test_a_loop_keeps_no_log():
-    ta = made("static")
-    for _ in range(10):
-        ta = ta.write(0, 1.0)
-    assert len(ta._rows.version._at[0].log) <= 2
-
-
 def test_versions_are_freed():
     ta = made("static", 100)
     buffer = ta._rows.version.newest()[0]

@@ -1,4 +1,4 @@
-"""Programs of TensorArrays give in TensorFlow the values of Python lists, but for defects listed by name.
+"""Programs of TensorArrays give in TensorFlow the values of Python lists.
 
 Without loops and branches they give the gradients, too. So the lists, against which this library is tested, mean what
 TensorFlow means.
@@ -16,14 +16,11 @@ import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 from array_programs import Cond, Lists, Loop, compiled, inputs, loss, programs, pruned, run
 from hypothesis import given, note
 from in_numpy import in_numpy
 from random_programs import weighted
-
-import jax_tensorarray as jt
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -62,7 +59,7 @@ class OneByOne(Rows):
 
 
 class TensorFlow(Lists):
-    """tf.function. Indices that repeat have no right gradient, and a scatter makes no array longer: see DEFECTS."""
+    """tf.function. Indices that repeat have no right gradient there, and a scatter makes no array longer."""
 
     errors = ()
 
@@ -166,125 +163,3 @@ PROGRAMS = weighted({of_depth(depth): 1 for depth in range(3)})
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_programs_give_in_tensorflow_what_they_give_with_lists(seed):
     hypothesis.seed(seed)(hypothesis.settings(max_examples=9)(given(PROGRAMS)(compare)))()
-
-
-# --- where TensorFlow answers something else ---------------------------------------------------------------------
-
-X = np.array([1.0, 2.0, 3.0])
-
-
-def new(ta, size=3, dynamic=False, **options):
-    """An array of float64: `ta` is TensorFlow's class or ours."""
-    return ta("float64", size, dynamic, clear_after_read=False, **options)
-
-
-class Defect(NamedTuple):
-    """A program on which TensorFlow differs: `ta` is the class, `x` the input; and where it does."""
-
-    program: Any
-    answer: Any  #: value, from NumPy
-    where: str  #: "eager", "graph" or "XLA"
-    what: str  #: "value", "gradient" or "error"
-
-
-DEFECTS = {
-    "gather of a row twice: the gradient has one of the two": Defect(
-        lambda ta, x: new(ta).unstack(x).gather([0, 0, 1]), lambda x: x[[0, 0, 1]], "graph", "gradient"
-    ),
-    "scatter of two rows to one place: both get its gradient": Defect(
-        lambda ta, x: new(ta).scatter([1, 1], x[:2]).stack(), lambda x: [0 * x[0], x[1], 0 * x[0]], "graph", "gradient"
-    ),
-    "scatter past the end of an array of dynamic size": Defect(
-        lambda ta, x: new(ta, 1, True, max_size=4).scatter([0, 3], x[:2]).stack(),
-        lambda x: [x[0], 0 * x[0], 0 * x[0], x[1]],
-        "graph",
-        "error",
-    ),
-    "a row over one of another shape": Defect(
-        lambda ta, x: new(ta, 2, infer_shape=False).split(x, [1, 2]).write(1, x[:1]).concat(),
-        lambda x: x[[0, 0]],
-        "graph",
-        "error",
-    ),
-    "a write changes the old version": Defect(
-        lambda ta, x: (lambda old: old.write(0, x[1]).read(0) + 10 * old.read(0))(new(ta).unstack(x)),
-        lambda x: x[1] + 10 * x[0],
-        "eager",
-        "value",
-    ),
-    "stack of rows past the first size": Defect(
-        lambda ta, x: new(ta, 1, True, element_shape=(), max_size=3).write(0, x[0]).write(2, x[2]).stack(),
-        lambda x: [x[0], 0 * x[0], x[2]],
-        "XLA",
-        "value",
-    ),
-    "scatter": Defect(
-        lambda ta, x: new(ta, element_shape=()).scatter([2, 0], x[:2]).stack(),
-        lambda x: [x[1], 0 * x[0], x[0]],
-        "XLA",
-        "error",
-    ),
-    "split into rows of different lengths": Defect(
-        lambda ta, x: new(ta, 2, infer_shape=False).split(x, [1, 2]).concat(), lambda x: x, "XLA", "error"
-    ),
-}
-
-
-def tensorflow_array(*args, max_size=None, **options):
-    return tf.TensorArray(*args, **options)
-
-
-def answer_of_tensorflow(defect):
-    """Value, and gradient of its sum weighted with 1, 2, ... unless the value is wrong already; or the error."""
-
-    def f(x):
-        if defect.what == "value":
-            return tf.convert_to_tensor(defect.program(tensorflow_array, x)), x
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            out = tf.convert_to_tensor(defect.program(tensorflow_array, x))
-            total = tf.reduce_sum(out * tf.cast(tf.reshape(1 + tf.range(tf.size(out)), tf.shape(out)), out.dtype))
-        return out, tape.gradient(total, x, unconnected_gradients="zero")
-
-    if defect.where != "eager":
-        f = tf.function(f, autograph=False, jit_compile=defect.where == "XLA")
-    try:
-        return [t.numpy() for t in f(tf.constant(X))]
-    except tf.errors.OpError as error:
-        return error
-
-
-def weighted(out):
-    return (out * (1 + np.arange(np.size(out))).reshape(np.shape(out))).sum()
-
-
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-@pytest.mark.parametrize("name", DEFECTS)
-def test_our_answer_is_right_where_tensorflow_differs(name, jit):
-    program, answer, *_ = DEFECTS[name]
-
-    def f(x):
-        out = program(jt.TensorArray, x)
-        return weighted(out), out
-
-    gradient, out = (jax.jit if jit else lambda f: f)(jax.grad(f, has_aux=True))(jnp.asarray(X))
-    np.testing.assert_array_equal(out, answer(X))
-    (expected,) = oracle.gradient(lambda x: weighted(np.asarray(answer(x))), [X])
-    np.testing.assert_allclose(gradient, expected, atol=1e-8)
-
-
-@pytest.mark.parametrize("name", DEFECTS)
-def test_tensorflow_still_differs(name):
-    defect = DEFECTS[name]
-    got = answer_of_tensorflow(defect)
-    if defect.what == "error":
-        assert isinstance(got, tf.errors.OpError)
-        return
-    value, gradient = got
-    right = np.asarray(defect.answer(X))
-    if defect.what == "value":
-        assert value.shape != right.shape or np.any(value != right)
-    else:
-        np.testing.assert_array_equal(value, right)
-        (expected,) = oracle.gradient(lambda x: weighted(np.asarray(defect.answer(x))), [X])
-        assert np.abs(gradient - expected).max() > 0.5

@@ -77,16 +77,6 @@ def decode():
     return jit(jax.vmap(decoder.decode, (None, 0, None)), static_argnums=2)
 
 
-def test_a_packed_text_stands_for_its_letters():
-    assert "".join(decoder.unpacked(decoder.symbols_of("han-3 mur+3ed"))) == "hannah murmured"
-    texts = decoder.make_texts(np.random.default_rng(0), 30, 5, 12)
-    assert set(texts.count.tolist()) == set(range(6, 14))
-    for packed, letters, count in zip(*map(np.asarray, texts), strict=True):
-        text = decoder.unpacked([decoder.SYMBOLS[s] for s in packed if s != decoder.END])
-        assert [decoder.LETTERS[i] for i in letters[: count - 1]] == text
-        assert not letters[count - 1 :].any()
-
-
 def test_the_loss_has_the_gradient_of_a_loop_over_lists(unpacker):
     texts = decoder.make_texts(np.random.default_rng(4), 2, 4, 9, room=10)
     counts = texts.count.tolist()
@@ -116,33 +106,9 @@ def test_decoding_writes_what_a_python_loop_writes(unpacker, decode):
     assert len(set(written.count.tolist())) > 1
 
 
-def test_what_it_is_compared_with_in_plain_jax_is_the_same(unpacker):
-    texts = decoder.make_texts(np.random.default_rng(6), 1, 7, 7, room=8)
-    packed, letters = (np.asarray(x[0]) for x in texts[:2])
-    found = jit(jax.value_and_grad(decoder.plain_log_likelihood))(unpacker[0][0], packed, letters)
-    unrolled = jax.value_and_grad(lambda params: unrolled_log_likelihood(params, packed, letters))
-    close(found, in_numpy(unrolled)(unpacker[0][0]))
-
-
 def test_the_forward_loop_copies_no_rows():
     params, texts = decoder.init_params(np.random.default_rng(0)), decoder.make_texts(np.random.default_rng(0), 1)
     assert not loop_copies(decoder.log_likelihood, min_bytes=0)(params, *(x[0] for x in texts))
-
-
-def test_the_picture_has_a_mark_where_a_letter_was_looked_for():
-    packed = [decoder.SYMBOLS.index(symbol) for symbol in ("a", " ", "+2", ".")]
-    letters = [decoder.LETTERS.index(letter) for letter in "a a ."]
-    attention = np.zeros((6, 6))
-    attention[2, 1], attention[3, 2], attention[3, 0] = 0.9, 0.5, 0.4  # row j + 1 is letter j, row 0 is none
-    written = decoder.Written(np.int32(5), np.array([*letters, 0]), np.array([0, 1, 2, 2, 3, 0]), attention)
-    assert list(decoder.picture(packed, written)) == [
-        "        a_a_",
-        "   a  a",
-        "   _  _",
-        "  +2  a #",
-        "  +2  _  :",
-        "   .  .",
-    ]
 
 
 def test_the_decoder_learns_and_shows_what_it_writes(unpacker):
@@ -168,16 +134,6 @@ def alignments(n, m):
     return paired + alignments(n - 1, m) + alignments(n, m - 1)
 
 
-def plain_edit_distance(a, b):
-    above = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        row = [i]
-        for j, y in enumerate(b, 1):
-            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (x != y)))
-        above = row
-    return above[-1]
-
-
 @pytest.fixture(scope="module")
 def sums():
     """The distance, the expected alignment and the entropy."""
@@ -200,32 +156,6 @@ def test_the_soft_edit_distance_is_a_sum_over_all_alignments(sums, n, m):
     close(sums(jnp.asarray(replace), temperature, n, m), (-temperature * np.log(weights.sum()), aligned, entropy))
 
 
-def test_its_gradient_is_that_of_finite_differences(sums):
-    rng, eps = np.random.default_rng(2), 1e-5
-    replace, towards = (jnp.asarray(rng.uniform(0, 2, (4, 4))) for _ in range(2))
-    above, below = (sums(replace + way * towards, 0.3, 4, 4)[0] for way in (eps, -eps))
-    found = jnp.vdot(sums(replace, 0.3, 4, 4)[1], towards)
-    np.testing.assert_allclose(found, (above - below) / (2 * eps), rtol=1e-7)
-
-
-def test_it_becomes_the_edit_distance_as_the_temperature_falls():
-    rng = np.random.default_rng(3)
-    pairs = [[rng.integers(0, 3, rng.integers(0, 7)).tolist() for _ in range(2)] for _ in range(30)]
-    replace = np.ones((len(pairs), 6, 6))
-    for k, (a, b) in enumerate(pairs):
-        replace[k, : len(a), : len(b)] = np.not_equal.outer(a, b)
-    sizes = np.asarray([[len(a), len(b)] for a, b in pairs])
-    distances = jit(jax.vmap(soft.soft_edit_distance, (0, None, 0, 0)))
-    hard = np.asarray([plain_edit_distance(a, b) for a, b in pairs], float)
-    gaps = []
-    for temperature in (0.1, 0.01, 0.001):
-        found = distances(jnp.asarray(replace), temperature, *sizes.T)
-        gaps.append(hard - np.asarray(found))
-        # There are fewer than 3 ** 12 alignments. Each is at most as good as the best one.
-        assert (gaps[-1] > -1e-12).all() and (gaps[-1] < temperature * 12 * math.log(3)).all()
-    assert gaps[0].max() > 0.1
-
-
 def test_drawn_alignments_are_as_frequent_as_they_are_probable(sums):
     replace, temperature, draws = jnp.asarray(np.random.default_rng(4).uniform(0, 2, (4, 4))), 0.6, 4000
     draw = jit(jax.vmap(soft.draw_alignment, (0, None, None, None, None)))
@@ -240,11 +170,6 @@ def test_drawn_alignments_are_as_frequent_as_they_are_probable(sums):
     expected = sums(replace, temperature, 3, 3)[1]
     np.testing.assert_allclose(aligned / draws, expected, atol=4 * 0.5 / math.sqrt(draws))
     assert set(count.tolist()) == {3, 4, 5, 6}
-
-
-def test_an_alignment_is_written_in_two_lines():
-    assert soft.written_out("abc", "bd", [[3, 2], [2, 1], [1, 0]]) == ("abc", "-bd")
-    assert soft.written_out("a", "bc", [[1, 2], [1, 1], [0, 1]]) == ("-a-", "b-c")
 
 
 # --- CTC -------------------------------------------------------------------------------------------------------
@@ -279,20 +204,6 @@ def test_ctc_is_hopeless_where_there_are_too_few_frames(ctc):
     close(ctc(log_p, 3, labels, 2)[0], 3 * math.log(1 / 3))
 
 
-def test_repeated_labels_collapse_and_blanks_vanish():
-    assert soft.collapsed([soft.LABELS.index(label) for label in "--MM-AAM-MMO-"]) == "MAMMO"
-
-
-def test_what_is_printed_has_the_shapes_of_the_letters():
-    columns, length, labels, count = soft.print_words(np.random.default_rng(0), ["TEA", "I"], 4, dirt=0.0)
-    assert (count.tolist(), labels[1].tolist()) == ([3, 1], [soft.LABELS.index("I"), 0, 0, 0])
-    assert not any(columns[k, n:].any() for k, n in enumerate(length))
-    # Doubled columns are one, and then the page is as the font has it.
-    page = np.asarray(columns[1])
-    once = [tuple(a) for a, b in zip(page, [*page[1:], None], strict=True) if b is None or (a != b).any()]
-    assert once[1:-1] == [(1, 0, 0, 0, 1), (1, 1, 1, 1, 1), (1, 0, 0, 0, 1)]
-
-
 @pytest.fixture(scope="module")
 def reader():
     return run(soft, updates=250, batch=8, words=("TEA",))
@@ -304,8 +215,3 @@ def test_a_reader_learns_and_shows_what_it_reads(reader):
     assert f"update  250: {losses[-1]:6.3f}" in printed
     read = int(re.search(r"(\d+) of 200 new words are read", printed).group(1))
     assert read > 20
-
-
-def test_the_alignments_are_shown(reader):
-    assert "saturday          saturday\n" in reader[-1]
-    assert "s--unday          s--unday\n" in reader[-1]

@@ -100,22 +100,6 @@ def test_the_loss_has_the_gradient_of_the_unrolled_steps():
     np.testing.assert_allclose(grad, slope, rtol=1e-7, atol=1e-9)
 
 
-def test_the_gradient_is_the_finite_difference_of_exact_solutions():
-    def exact(params):
-        births, eaten, deaths, gained, *start = np.exp(params)
-        run = solve_ivp(
-            lambda t, y: [(births - eaten * y[1]) * y[0], (gained * y[0] - deaths) * y[1]],
-            *((1900, 1920), start, "DOP853", ode.YEARS),
-            rtol=1e-12,
-            atol=1e-12,
-        )
-        return np.mean((np.log(run.y.T) - np.log(ode.PELTS)) ** 2)
-
-    wanted = [(exact(RATES + d) - exact(RATES - d)) / 2e-4 for d in 1e-4 * np.eye(6)]
-    _, grad = gradient(jnp.asarray(RATES), 1e-9)
-    np.testing.assert_allclose(grad, wanted, rtol=1e-5, atol=1e-6)
-
-
 def test_of_a_batch_each_ends_by_itself():
     guesses = ode.make_guesses(5)
     together, alone = jax.vmap(gradient, (0, None))(guesses, 1e-4), [gradient(params, 1e-4) for params in guesses]
@@ -167,18 +151,6 @@ def test_the_memory_has_what_a_deque_has_and_stays_where_it_is(capacity):
         jax.tree.map(np.testing.assert_array_equal, in_order(memory), jax.tree.map(lambda *x: np.stack(x), *wanted))
 
 
-def test_all_that_is_remembered_is_drawn_and_nothing_else():
-    memory = replay.new_replay(jax.tree.map(lambda x: x[0], transitions(0, 1)), 7)
-    draw = jax.jit(replay.draw, static_argnums=2)
-    for first, number, there in [(3, 5, range(3, 8)), (8, 5, range(6, 13)), (13, 11, range(17, 24))]:
-        memory = remember(memory, transitions(first, number))
-        drawn = draw(memory, jax.random.key(first), 200)
-        counts = np.bincount((2 * drawn["reward"]).astype(int), minlength=30)
-        assert set(np.flatnonzero(counts)) == set(there)
-        assert counts.max() < 3 * 200 / len(there)
-        np.testing.assert_array_equal(drawn["seen"][:, 1], drawn["seen"][:, 0] ** 2)
-
-
 # --- flax ------------------------------------------------------------------------------------------------------
 
 
@@ -215,17 +187,6 @@ def test_only_the_plain_loss_of_a_flax_model_copies_its_buffer(flax_training):
     assert {copy.shape for copy in before} == {(30, flax_training.HIDDEN)}
     assert all(copy.code in Path(flax_training.__file__).read_text() for copy in before)
     assert after == []
-
-
-def test_a_program_does_what_its_operators_say(flax_training):
-    ours = flax_training
-    program = ours.make_program(np.random.default_rng(2), 200)
-    operator, left, right, bit = (x.tolist() for x in program)
-    tables = {"and": "0001", "or": "0111", "xor": "0110", "nand": "1110"}
-    assert bit[:2] == [0, 1]
-    for i in range(2, 200):
-        assert left[i] < i and right[i] < i
-        assert bit[i] == int(tables[ours.NAMES[operator[i]]][2 * bit[left[i]] + bit[right[i]]])
 
 
 def test_without_flax_the_example_says_what_to_install(monkeypatch):

@@ -1,4 +1,4 @@
-"""Programs of plain JAX as people write them: decoders, searches, training at scale, checks, callbacks."""
+"""Programs of plain JAX as people write them: decoders, keys, several devices, checks, callbacks."""
 
 import copy
 import dataclasses
@@ -66,53 +66,6 @@ def test_a_decoder_that_samples(at):
     return at.step(generate)(*decoder(), jnp.array([1, 2]), jax.random.key(3))
 
 
-@pytest.mark.slow
-@placed("loss", "around jit")
-def test_a_decoder_that_is_trained_on_its_samples(at):
-    """The key is carried by the loop that is differentiated, and the state is donated."""
-
-    def loss(params, cache, token, key):
-        def step(t, carry):
-            cache, token, total, key = carry
-            key, subkey = jax.random.split(key)
-            logits, cache = logits_of(params, cache, token, t)
-            token = jax.random.categorical(subkey, logits)
-            total += jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], 1))
-            return cache, token, total, key
-
-        return lax.fori_loop(0, 3, step, (cache, token, jnp.float32(0), key))[2]
-
-    def train_step(params, cache, token, key):
-        value, grads = at("grad", jax.value_and_grad(at("loss", loss)))(params, cache, token, key)
-        return jax.tree.map(lambda p, g: p + 0.1 * g, params, grads), value
-
-    jit = functools.partial(jax.jit, donate_argnums=0)
-    return at.step(train_step, jit)(*decoder(length=3), jnp.array([1, 2]), jax.random.key(3))
-
-
-@pytest.mark.slow(but=1)
-@placed("search", "vmap", *STEP)
-def test_a_beam_search(at):
-    def search(table, first, width=3, length=5):
-        """Keep the best sequences. Each step reorders all histories by their parents."""
-
-        def step(state):
-            t, scores, tokens, ended = state
-            new = jnp.where(ended[:, None], jnp.where(jnp.arange(7) == 0, 0.0, -jnp.inf), table[tokens[:, t - 1]])
-            scores, best = lax.top_k((scores[:, None] + new).ravel(), width)
-            parent, token = best // 7, best % 7
-            return t + 1, scores, tokens[parent].at[:, t].set(token), ended[parent] | (token == 0)
-
-        tokens = jnp.zeros((width, length), jnp.int32).at[:, 0].set(first)
-        start = jnp.int32(1), jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf), tokens, jnp.zeros(width, bool)
-        return lax.while_loop(lambda s: (s[0] < length) & ~jnp.all(s[3]), step, start)
-
-    def batch(table, firsts):
-        return at("vmap", jax.vmap(at("search", search), (None, 0)))(table, firsts)
-
-    return at.step(batch)(jax.nn.log_softmax(waves(7, 7)), jnp.array([3, 1]))
-
-
 # --- training at scale ----------------------------------------------------------------------------------------
 
 
@@ -123,20 +76,6 @@ def recurrent(w, xs):
         return b.at[i].set(jnp.tanh(b[i // 2] @ w + xs[i])), None
 
     return jnp.mean(lax.scan(step, jnp.zeros_like(xs), jnp.arange(len(xs)))[0] ** 2)
-
-
-@pytest.mark.slow(but=1)
-@placed("loss", "grad", *STEP)
-def test_gradients_that_are_accumulated_over_microbatches(at):
-    def train_step(w, batches):
-        def add(total, xs):
-            value, grad = at("grad", jax.value_and_grad(at("loss", jax.checkpoint(recurrent))))(w, xs)
-            return jax.tree.map(jnp.add, total, grad), value
-
-        total, values = lax.scan(add, jnp.zeros_like(w), batches)
-        return w - 0.1 * total / len(batches), values
-
-    return at.step(train_step)(jnp.asarray(waves(2, 2)), waves(3, 5, 2))
 
 
 @pytest.mark.slow(but=1)
@@ -157,25 +96,6 @@ def test_noise_of_keys_that_are_carried_and_scanned_over(at):
     for residuals in ("auto", "undo", "checkpoint"):
         noisy = at(residuals, noisy, residuals=residuals)
     return at.step(jax.value_and_grad(noisy))(jnp.asarray(waves(2, 2)), waves(5, 2), jax.random.key(0))
-
-
-@pytest.mark.slow(but=1)
-@placed("loss", *STEP)
-def test_mixed_precision_with_a_scale_of_the_loss(at):
-    """The scale grows, is halved where a gradient is not finite, and then nothing is updated."""
-
-    def train_step(state, xs):
-        def scaled(w):
-            return at("loss", recurrent)(w.astype(jnp.bfloat16), xs.astype(jnp.bfloat16)) * state["scale"]
-
-        grad = jax.grad(scaled)(state["w"]).astype(jnp.float32) / state["scale"]
-        is_finite = jnp.all(jnp.isfinite(grad))
-        w = jnp.where(is_finite, state["w"] - 0.1 * grad, state["w"])
-        return {"w": w, "scale": state["scale"] * jnp.where(is_finite, 2.0, 0.5)}, is_finite
-
-    step, state = at.step(train_step), {"w": jnp.asarray(waves(2, 2)), "scale": jnp.float32(2.0**127)}
-    state, first = step(state, waves(5, 2) * np.float32(1e3))
-    return step(state, waves(5, 2)), first
 
 
 @pytest.mark.slow(but=1)

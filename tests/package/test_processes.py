@@ -1,4 +1,6 @@
-"""Training in several processes, divided by examples and by features: the losses are those of plain JAX."""
+"""Training in several processes, divided by examples and by features: the losses are those of plain JAX.
+
+`tests/ops/test_sharding.py` has several devices of one process."""
 
 import os
 import re
@@ -47,40 +49,6 @@ def losses(example):
         for n in params:
             params[n] -= 0.01 * (m[n] / (1 - 0.9**k)) / (jnp.sqrt(v[n] / (1 - 0.99**k)) + 1e-8)
     return found
-
-
-def meshes(example, devices):
-    axes = ("data", "feature")
-    kinds = (jax.sharding.AxisType.Auto,) * 2
-    shapes = {"data": (devices, 1), "feature": (1, devices)}
-    return {n: jax.make_mesh(s, axes, axis_types=kinds, devices=jax.devices()[:devices]) for n, s in shapes.items()}
-
-
-@pytest.mark.skipif(len(jax.devices()) < 4, reason="needs four devices: see tests/conftest.py")
-@pytest.mark.parametrize("divided", ["data", "feature"])
-def test_one_process_with_several_devices(example, losses, divided):
-    mesh = meshes(example, 4)[divided]
-    np.testing.assert_allclose(example.train(mesh, UPDATES), losses, rtol=1e-9)
-
-
-@pytest.mark.skipif(len(jax.devices()) < 4, reason="needs four devices: see tests/conftest.py")
-@pytest.mark.parametrize("divided", ["data", "feature"])
-def test_each_device_has_its_part_and_only_rows_are_sent(example, divided):
-    mesh = meshes(example, 4)[divided]
-    state = example.new_state(mesh, UPDATES)
-    before = jax.tree.leaves(state["losses"])[0].addressable_shards[0].data.unsafe_buffer_pointer()
-    text = example.update.lower(state, example.batch_of(0, mesh), mesh).compile().as_text()
-    batch, hidden = example.BATCH, example.HIDDEN
-    batch, hidden = (batch // 4, hidden) if divided == "data" else (batch, hidden // 4)
-    states = rf"f64\[{example.STEPS + 1},{batch},{hidden}\]"
-    assert re.search(rf"= {states}\S* custom-call\(.*jax_tensorarray_write", text)
-    assert re.search(rf"= {states}\S* custom-call\(.*jax_tensorarray_add", text)  # of cotangents
-    gathered = re.findall(r"= \(?\w+\[([\d,]*)\][^=]* (?:all-gather|all-to-all|collective-permute)(?:-start)?\(", text)
-    sizes = [int(np.prod([int(d) for d in shape.split(",") if d])) for shape in gathered]
-    assert all(size <= example.BATCH * example.HIDDEN for size in sizes), gathered  # no more than a row
-    state = example.update(state, example.batch_of(0, mesh), mesh)
-    after = jax.tree.leaves(state["losses"])[0].addressable_shards[0].data.unsafe_buffer_pointer()
-    assert after == before
 
 
 def test_several_processes(losses):
