@@ -453,7 +453,7 @@ MUTANTS = {
             ),
         ),
         ("ops:vmap",),
-        files=("ops/test_batching.py",),
+        files=("ops/test_starts.py",),
     ),
     "rows of a shared buffer come with the examples last": Mutant(
         (
@@ -464,18 +464,101 @@ MUTANTS = {
             ),
         ),
         ("ops:vmap",),
-        files=("ops/test_batching.py",),
+        files=("ops/test_starts.py",),
+    ),
+    "the batch axis of an operand is taken for the first": Mutant(
+        (("_ops/primitive.py", "if dim is None else jnp.moveaxis(x, dim, 0)", "if dim is None else x"),),
+        files=("ops/test_starts.py",),
+    ),
+    # Plain JAX, and ops without an index.
+    "plain JAX reads the first row where there is none": Mutant(
+        (
+            (
+                "_ops/reference.py",
+                "return jnp.where(is_inside, buffer[at], jnp.zeros((), buffer.dtype))",
+                "return buffer[at]",
+            ),
+        ),
+        files=("ops/test_reference.py", "ops/test_starts.py -k plain_jax"),
+    ),
+    "plain JAX visits positions forward in reverse": Mutant(
+        (("_ops/reference.py", "buffer, flat, reverse=reverse)", "buffer, flat)"),),
+        files=("ops/test_reference.py", "ops/test_starts.py -k plain_jax"),
+    ),
+    "plain JAX keeps the row at the size": Mutant(
+        (
+            (
+                "_ops/reference.py",
+                "keep = jnp.arange(buffer.shape[0]) < _bound",
+                "keep = jnp.arange(buffer.shape[0]) <= _bound",
+            ),
+        ),
+        files=("ops/test_clear.py -k magnitude", "ops/test_starts.py -k plain_jax"),
+    ),
+    "plain JAX clears the row at the end, too": Mutant(
+        (
+            (
+                "_ops/reference.py",
+                "lax.fori_loop(first[batch], last[batch], clear_row, rows)",
+                "lax.fori_loop(first[batch], last[batch] + 1, clear_row, rows)",
+            ),
+        ),
+        files=("ops/test_clear.py -k magnitude", "ops/test_starts.py -k plain_jax"),
+    ),
+    "a bound is narrowed before it is compared": Mutant(
+        (
+            (
+                "_ops/reference.py",
+                "row = jnp.clip(at, 0, min(size, jnp.iinfo(at.dtype).max))",
+                "row = jnp.clip(at.astype(jnp.int32), 0, size)",
+            ),
+        ),
+        files=("ops/test_clear.py -k magnitude",),
+    ),
+    "rows past the size get a cotangent": Mutant(
+        (("_ops/stack.py", "return [ta_stack_p.bind(ct, size, **params), None]", "return [ct, None]"),),
+        files=("ops/test_starts.py -k transpose",),
+    ),
+    "rows that are cleared get a cotangent": Mutant(
+        (
+            (
+                "_ops/clear.py",
+                "return [ta_clear_p.bind(ct, start, stop, **params), None, None]",
+                "return [ct, None, None]",
+            ),
+        ),
+        files=("ops/test_starts.py -k transpose",),
+    ),
+    "a value is broadcast from its first axis": Mutant(
+        (
+            (
+                "_ops/arguments.py",
+                "    return jnp.broadcast_to(array, shape)\n",
+                "    return jnp.broadcast_to(array.reshape(*array.shape, *[1] * (len(shape) - array.ndim)), shape)\n",
+            ),
+        ),
+        files=("ops/test_addressing.py -k numpy_says --all",),
+    ),
+    "a loop without steps raises what one step would": Mutant(
+        (
+            (
+                "_lowering/record.py",
+                '"op": "record", "ops": ops, "effect": True}',
+                '"op": "record", "ops": ops, "effect": False}',
+            ),
+        ),
+        files=("ops/test_index_errors.py -k no_steps",),
     ),
     # Transposes.
     "exchanges are undone first to last": Mutant(
         (("_ops/swap.py", '{"reverse": not params["reverse"]}', '{"reverse": params["reverse"]}'),),
         ("ops:grad",),
-        files=("ops/test_transforms.py",),
+        files=("ops/test_starts.py",),
     ),
     "the first of several writes of a row gets the gradient": Mutant(
         (("_ops/write.py", '{"reverse": not params["reverse"]}', '{"reverse": params["reverse"]}'),),
         ("ops:grad",),
-        files=("ops/test_transforms.py",),
+        files=("ops/test_starts.py",),
     ),
     "values that share a maximum get all of the gradient each": Mutant(
         (("_ops/max.py", "/ ties.astype(dot.dtype)", "/ jnp.ones_like(ties).astype(dot.dtype)"),),

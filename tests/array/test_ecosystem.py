@@ -81,32 +81,6 @@ def test_linen_scan_carries_a_tensorarray():
     close(grads["params"]["ScanCell_0"]["Dense_0"], wanted)
 
 
-def test_linen_layers_are_rows_of_a_tensorarray_and_states_a_variable():
-    nn = need("flax.linen")
-
-    class Layers(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            kernels = self.param("kernels", lambda key: TensorArray.from_array(KERNELS))
-            seen = self.variable("seen", "inputs", empty)
-            count = self.variable("seen", "count", lambda: jnp.int32(0))
-            if not self.is_initializing():
-                seen.value = seen.value.write(count.value, x)
-                count.value += 1
-            return lax.fori_loop(0, len(kernels), lambda k, x: jnp.tanh(x @ kernels.read(k)), x)
-
-    variables = Layers().init(jax.random.key(0), XS[0])
-    for k in range(2):
-        found, variables["seen"] = jax.jit(lambda v, x: Layers().apply(v, x, mutable="seen"))(variables, XS[k])
-        variables["seen"] = variables["seen"]["seen"]
-        close(found, plain_layers(KERNELS, XS[k]))
-    close(variables["seen"]["inputs"].stack(), jnp.concatenate([XS[:2], jnp.zeros((3, ROW))]))
-    grads = jax.grad(lambda p: jnp.sum(Layers().apply({**variables, "params": p}, XS[0], mutable="seen")[0]))(
-        variables["params"]
-    )
-    close(grads["kernels"].stack(), jax.grad(lambda w: jnp.sum(plain_layers(w, XS[0])))(KERNELS))
-
-
 def test_nnx_scan_carries_a_tensorarray():
     nnx = need("flax.nnx")
 

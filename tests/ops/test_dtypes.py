@@ -201,6 +201,20 @@ def test_an_index_of_any_magnitude_is_not_wrapped_into_range(given, x64):
                 ta_read(buffer, index)
 
 
+def test_without_64_bits_indices_and_buffers_of_numpy_still_work():
+    with jax.enable_x64(False):
+        buffer = np.arange(6.0).reshape(3, 2)  # float64, which JAX narrows
+        for index in (np.int64(2), np.array([2, 0]), np.array([2, 0], np.uint64), [2, 0], 2):
+            rows = ta_read(buffer, index)
+            assert rows.dtype == np.float32
+            np.testing.assert_array_equal(rows, buffer[index])
+        written = ta_write(jnp.asarray(buffer), np.array([1]), np.array([[7.0, 8.0]]))
+        np.testing.assert_array_equal(written, [[0, 1], [7, 8], [4, 5]])
+        gradient = jax.grad(lambda b: (ta_read(b, np.array([2, 2])) ** 2).sum())(jnp.asarray(buffer))
+        assert gradient.dtype == np.float32
+        np.testing.assert_array_equal(gradient, [[0, 0], [0, 0], [16, 20]])
+
+
 # --- beside differentiated code --------------------------------------------------------------------------------
 
 

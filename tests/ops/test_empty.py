@@ -33,6 +33,15 @@ def test_it_has_the_dtype_that_was_asked_for_also_by_its_usual_names():
         assert ta_empty(3, dtype=dtype).dtype == jnp.zeros(0, dtype).dtype
 
 
+def test_each_call_gives_a_buffer_of_its_own():
+    @jax.jit
+    def f():
+        first, second = ta_write(ta_empty(2), [0, 1], 1.0), ta_write(ta_empty(2), [0, 1], 2.0)
+        return first, second
+
+    np.testing.assert_array_equal(f(), [[1, 1], [2, 2]])
+
+
 def test_a_buffer_made_inside_a_loop_is_new_in_every_step():
     def step(total, x):
         buffer = ta_write(ta_empty(2, dtype=jnp.float64), jnp.array([0, 1]), x)

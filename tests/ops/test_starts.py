@@ -96,14 +96,18 @@ def run(cases, dtype, lowering, *, in_loop=False):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_transpose_of_a_linear_op_is_its_adjoint_and_has_the_op_as_its_transpose(seed):
-    """By inner products in NumPy. An op is a function of its buffer, its value, or both, with zeros for the other."""
+    """By products of complex numbers in NumPy. An op is a function of its buffer, its value, or both."""
     rng = np.random.default_rng(10 + seed)
+
+    def normal(shape):
+        return rng.normal(size=shape) + 1j * rng.normal(size=shape)
+
     cases = [case for case in (random_case(rng, k % 4 == 0) for k in range(26)) if case[0] not in ("max", "check")]
     inputs = []
     for op, _, (buffer, _, *rest) in cases:
-        has_both = {"buffer": rng.normal(size=buffer.shape)}
+        has_both = {"buffer": normal(buffer.shape)}
         if op in ROW_OPS[1:]:
-            has_both["value"] = rng.normal(size=rest[0].shape)
+            has_both["value"] = normal(rest[0].shape)
         chosen = [*has_both][:: rng.choice([1, 2, -2])]  # both, or the first, or the last
         inputs.append({name: has_both[name] for name in chosen})
 
@@ -112,10 +116,10 @@ def test_the_transpose_of_a_linear_op_is_its_adjoint_and_has_the_op_as_its_trans
         for (op, _, (buffer, index, *rest)), given in zip(cases, inputs, strict=True):
             value = [given.get("value", np.zeros(rest[0].shape))] if op in ROW_OPS[1:] else []
             operands.append([given.get("buffer", np.zeros(buffer.shape)), index, *value, *rest[len(value) :]])
-        return run(cases, jnp.float64, "ffi")(operands)
+        return run(cases, jnp.complex128, "ffi")(operands)
 
     results = library_in_numpy(linear)(*inputs)
-    cotangents = jax.tree.map(lambda x: rng.normal(size=x.shape), results)
+    cotangents = jax.tree.map(lambda x: normal(x.shape), results)
 
     def transposed(cts):
         return jax.linear_transpose(linear, *inputs)(cts)

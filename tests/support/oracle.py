@@ -218,23 +218,6 @@ def gradient(f: Callable[..., Any], args: Sequence[np.ndarray], step: float = 1e
     return [np.array([partial(n, k) for k in np.ndindex(a.shape)]).reshape(a.shape) for n, a in enumerate(args)]
 
 
-def derivative(
-    f: Callable[..., Any], args: Sequence[np.ndarray], directions: Sequence[Any], step: float = 1e-3
-) -> float:
-    """Mixed derivative of the scalar `f` along one or more directions, by central differences of Richardson's kind."""
-
-    def central(h: float) -> float:
-        def nested(at: Sequence[np.ndarray], rest: Sequence[Any]) -> float:
-            if not rest:
-                return float(f(*at))
-            up, down = ([a + s * d for a, d in zip(at, rest[0], strict=True)] for s in (h, -h))
-            return (nested(up, rest[1:]) - nested(down, rest[1:])) / (2 * h)
-
-        return nested([np.asarray(a, np.float64) for a in args], list(directions))
-
-    return (4 * central(step) - central(2 * step)) / 3
-
-
 FLOAT8 = [
     ml_dtypes.float8_e3m4,
     ml_dtypes.float8_e4m3,

@@ -55,8 +55,3 @@ def ta_max(buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str 
 
 def ta_stack(buffer: Any, size: Any = None) -> jax.Array:
     return buffer if size is None else jnp.concatenate([buffer[:size], jnp.zeros_like(buffer[size:])])
-
-
-def ta_clear(buffer: Any, start: Any, stop: Any) -> jax.Array:
-    start, stop = max(int(start), 0), max(int(stop), int(start), 0)
-    return jnp.concatenate([buffer[:start], jnp.zeros_like(buffer[start:stop]), buffer[stop:]])
