@@ -1,26 +1,21 @@
-"""Programs of plain JAX as people write them: decoders, keys, several devices, checks, callbacks."""
+"""Programs of plain JAX as people write them: decoders, keys, callbacks, errors, methods.
 
-import copy
+`tests/in_place` has effects in order, checks of users, several devices, and functions that are copied or pickled."""
+
 import dataclasses
 import functools
-import pickle
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import checkify, io_callback
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
-from placements import STEP, assert_same, assert_same_or_refused, placed, waves
-
-from jax_tensorarray import in_place
+from placements import STEP, assert_same_or_refused, placed, waves
 
 pytestmark = pytest.mark.usefixtures("in_single_precision")
 
 
-# --- decoders -------------------------------------------------------------------------------------------------
+# --- decoders --------------------------------------------------------------------------------------------------
 
 
 def attend(layer, cache, x, t):
@@ -66,7 +61,7 @@ def test_a_decoder_that_samples(at):
     return at.step(generate)(*decoder(), jnp.array([1, 2]), jax.random.key(3))
 
 
-# --- training at scale ----------------------------------------------------------------------------------------
+# --- training --------------------------------------------------------------------------------------------------
 
 
 def recurrent(w, xs):
@@ -98,58 +93,7 @@ def test_noise_of_keys_that_are_carried_and_scanned_over(at):
     return at.step(jax.value_and_grad(noisy))(jnp.asarray(waves(2, 2)), waves(5, 2), jax.random.key(0))
 
 
-@pytest.mark.slow(but=1)
-@pytest.mark.skipif(len(jax.devices()) < 4, reason="needs four devices: see tests/conftest.py")
-@placed("loss", *STEP)
-def test_a_step_on_four_devices(at):
-    """The batch is divided, by the compiler and by hand, and so are the parameters."""
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
-    by_data = NamedSharding(mesh, P("data"))
-
-    def loss(w, batch):
-        return jnp.mean(jax.vmap(at("loss", recurrent), (None, 0))(w, batch))
-
-    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
-    def by_hand(w, batch):
-        return lax.pmean(loss(w, batch), "data")
-
-    def train_step(w, batch):
-        grads = [jax.grad(f)(w, batch) for f in (loss, by_hand)]
-        return w - 0.1 * grads[0], lax.with_sharding_constraint(grads[1], NamedSharding(mesh, P(None, "data")))
-
-    return at.step(train_step)(jax.device_put(waves(4, 4), by_data), jax.device_put(waves(8, 5, 4), by_data))
-
-
-# --- checks and effects ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow(but=1)
-@placed("loop", "in jit")
-def test_checks_of_users_and_of_indices(at):
-    def fill(b):
-        def step(i, b):
-            checkify.check(b[i - 1, 0] < 2, "row {i} is too large: {x}", i=i, x=b[i - 1, 0])
-            return b.at[i].set(b[i - 1] + b[i // 2])
-
-        return lax.fori_loop(1, 6, step, b)
-
-    errors = checkify.user_checks | checkify.index_checks
-    step = at.step(checkify.checkify(at("loop", fill), errors=errors))
-    found = [step(b) for b in (jnp.ones((6, 2)), jnp.zeros((6, 2)), jnp.zeros((4, 2)))]
-    return [(error.get() or "").split(" (")[0] for error, _ in found], found[1][1]
-
-
-@placed("loop", *STEP, raises=checkify.JaxRuntimeError)
-def test_a_check_that_is_thrown(at):
-    def fill(b):
-        def step(i, b):
-            checkify.check(b[i - 1, 0] < 2, "row {i} is too large", i=i)
-            return b.at[i].set(b[i - 1] + b[i // 2])
-
-        return lax.fori_loop(1, len(b), step, b)
-
-    error, _ = at.step(checkify.checkify(at("loop", fill)))(jnp.ones((6, 2)))
-    error.throw()
+# --- effects ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow(but=1)
@@ -178,21 +122,7 @@ def test_callbacks_of_a_loop_and_of_its_gradient(at):
     return at.step(jax.value_and_grad(at("loop", loss)))(waves(4, 2))
 
 
-@pytest.mark.slow(but=2)
-@placed("loop", *STEP)
-def test_effects_in_order(at):
-    def fill(xs):
-        def step(b, i):
-            drawn = io_callback(lambda i: at.note(i) or np.float32(len(at.notes)), jnp.float32(0), i, ordered=True)
-            lax.cond(i % 2 == 0, lambda: jax.debug.callback(at.note, "even", ordered=True), lambda: None)
-            return b.at[i].set(jnp.sin(b[i // 2]) + drawn), None
-
-        return lax.scan(step, xs, jnp.arange(len(xs)))[0]
-
-    return at.step(at("loop", fill))(waves(4, 2))
-
-
-# --- errors ---------------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------
 
 
 @placed("loop", *STEP, raises=TypeError)
@@ -225,7 +155,7 @@ def test_an_error_of_the_user_in_a_loop(at):
     return at.step(at("loop", fill))({"weight": 1.0}, waves(4, 2))
 
 
-# --- functions as objects -------------------------------------------------------------------------------------
+# --- functions as objects --------------------------------------------------------------------------------------
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["rate"])
@@ -244,23 +174,6 @@ class Model:
     def loss(self, xs):
         return recurrent(self.w * self.rate, xs)
 
-    @in_place
-    def loss_in_place(self, xs):
-        return recurrent(self.w * self.rate, xs)
-
-    @jax.jit
-    @in_place
-    def jitted(self, xs):
-        return recurrent(self.w * self.rate, xs)
-
-    @staticmethod
-    @in_place
-    def of(w, xs):
-        return recurrent(w, xs)
-
-    def __call__(self, xs):
-        return self.loss(xs)
-
 
 @pytest.mark.slow(but=1)
 @placed("method", "grad", *STEP)
@@ -270,63 +183,6 @@ def test_a_dataclass_with_methods(at):
         return jax.tree.map(lambda p, g: p - 0.1 * g, model, grads), value
 
     return at.step(train_step)(Model(jnp.asarray(waves(2, 2)), 0.5), waves(5, 2))
-
-
-def of_wrapped(w, xs):
-    return recurrent(w, xs)
-
-
-of_wrapped = in_place(of_wrapped)  # pickle finds the decorated function under the name of the plain one
-jitted = jax.jit(in_place(recurrent))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("by", [copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))])
-def test_functions_are_copied_and_pickled_as_plain_ones_are(by):
-    w, xs = jnp.asarray(waves(2, 2)), jnp.asarray(waves(5, 2))
-    model = Model(w, 0.5)
-    for f in (in_place(recurrent), of_wrapped, in_place(recurrent, residuals="undo"), Model.of):
-        assert_same(by(f)(w, xs), jax.jit(recurrent)(w, xs))
-        assert_same(by(functools.partial(f, w))(xs), jax.jit(recurrent)(w, xs))
-    for f in (model, in_place(model.loss), in_place(model), model.loss_in_place):
-        assert_same(by(f)(xs), jax.jit(model.loss)(xs))
-
-
-def test_jitted_functions_are_pickled_with_their_code():
-    cloudpickle = pytest.importorskip("cloudpickle", reason="it is not installed: pip install '.[test-frameworks]'")
-    w, xs = jnp.asarray(waves(2, 2)), jnp.asarray(waves(5, 2))
-    in_a_closure = in_place(lambda w, xs: recurrent(w, xs))
-    for f in (jitted, in_a_closure, jax.jit(in_a_closure), functools.partial(in_a_closure, w)):
-        args = (xs,) if isinstance(f, functools.partial) else (w, xs)
-        assert_same(cloudpickle.loads(cloudpickle.dumps(f))(*args), jax.jit(recurrent)(w, xs))
-
-
-@pytest.mark.slow
-def test_methods_are_bound():
-    model, xs = Model(jnp.asarray(waves(2, 2)), 0.5), waves(5, 2)
-    for f in (model.loss_in_place, model.jitted, in_place(model), in_place(model.loss), jax.jit(in_place(model))):
-        assert_same(f(xs), jax.jit(model.loss)(xs))
-    for of in (Model.of, model.of):
-        assert_same(of(model.w, xs), jax.jit(recurrent)(model.w, xs))
-
-
-def test_an_object_that_is_passed_in_comes_back_as_it_is():
-    def step(w, xs, *objects):
-        return recurrent(w, xs), objects
-
-    objects = functools.partial(jnp.multiply, 0.5), Model(jnp.asarray(waves(2, 2)), 0.5).loss, Callback(3), jitted
-    _, found = in_place(step)(jnp.asarray(waves(2, 2)), waves(5, 2), *objects)
-    assert found == objects
-
-
-class Callback:
-    """An object that is called, compared by identity."""
-
-    def __init__(self, every):
-        self.every = every
-
-    def __call__(self, step):
-        return step % self.every == 0
 
 
 @pytest.mark.parametrize("place", STEP)
