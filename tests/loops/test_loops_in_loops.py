@@ -106,11 +106,14 @@ def reads_all(lib, b, x, i, k, c, row):
     return (lib.write(s, k, row), lib.add(t, i % 4, row + u), u), row + lib.read(b, k)
 
 
-def integers(lib, b, x, i, k, c, row):
-    s, t, u = c
-    key = jax.random.fold_in(jax.random.key(3), k)
-    row = row + jax.random.normal(key, row.shape, row.dtype)
-    return (lib.write(s, (k + jnp.int32(2)) % 4, row), s, u * x), t[i % 4] * row
+def keys(lib, b, x, i, k, c, row):
+    """A key that is carried and split, and keys whose rows are read, and written in a branch."""
+    s, t, u, key, keys = c
+    key, now = jax.random.split(key)
+    row = jnp.tanh(row + 0.1 * jax.random.normal(now, row.shape, row.dtype)) * jax.random.uniform(lib.read(keys, i % 3))
+    new = jax.random.fold_in(now, k)
+    keys = lax.cond(jnp.sin(9 * u + k) > x - 0.4, lambda keys: lib.write(keys, k % 3, new), lambda keys: keys, keys)
+    return (lib.write(s, (k + jnp.int32(2)) % 4, row), s, u * x, key, keys), t[i % 4] * row
 
 
 def branches(lib, b, x, i, k, c, row):
@@ -144,7 +147,7 @@ BODIES = {
     "closes over": closes_over,
     "twice": twice,
     "reads all": reads_all,
-    "integers": integers,
+    "keys": keys,
     "branches": branches,
     "rules": rules,
 }
@@ -159,11 +162,12 @@ def program(lib, kinds, kept, body, b, z, x):
             return carry, row
 
         def within(k, c, row):
-            c, row = level(depth + 1, k, c, row)
-            return BODIES[body](lib, b, x, i, k, c, row)
+            inner, row = level(depth + 1, k, c[:3], row)
+            return BODIES[body](lib, b, x, i, k, (*inner, *c[3:]), row)
 
         p, q, r = carry
-        (s, _, u), out = looped(lib, kinds[depth], kept[depth], within, (p, q, r), p, n)
+        more = (jax.random.key(3), KEYS) if body == "keys" else ()
+        (s, _, u, *_), out = looped(lib, kinds[depth], kept[depth], within, (p, q, r, *more), p, n)
         end = (s, lib.add(out, i % 4, x), u) if body == "swaps" else (out, lib.add(s, i % 4, x * jnp.cos(u)), u)
         return end, row * r
 
@@ -218,6 +222,7 @@ def total(results):
 
 
 B = jnp.sin(jnp.arange(12.0)).reshape(4, 3)
+KEYS = jax.random.split(jax.random.key(1), 3)
 OF = (0, 1, 2)
 
 
@@ -259,7 +264,7 @@ def derivative(way, axes, f, compiled=jit):
 @functools.cache
 def wanted(way, axes, kinds, body):
     f = inverse if body == "inverse" else program
-    by = jit if body == "integers" else in_numpy  # NumPy has no keys
+    by = jit if body == "keys" else in_numpy  # NumPy has no keys
     return derivative(way, axes, lambda *args: f(Plain, kinds, (None,) * len(kinds), body, *args), by)
 
 
@@ -290,6 +295,8 @@ AXES = [axes for axes in itertools.product((0, 1, 2, None), (0, 1, 2, None), (0,
         ("jvp(vmap)", (1, 2, None), ("fori_loop", "scan"), (Checkpoint(1), "undo"), "reads all"),
         ("grad(vmap(grad))", (0, None, 0), ("while_loop", "scan"), ("undo", Checkpoint(2)), "rules"),
         ("grad(vmap(grad))", (0, None, 0), ("while_loop", "scan in reverse"), ON_HOST, "swaps"),
+        ("vmap(grad)", (0, None, 0), ("scan", "while_loop"), ("auto", "undo"), "keys"),
+        ("jvp(vmap)", (0, None, 0), ("scan in reverse", "scan in a checkpoint"), ("undo", ON_HOST[1]), "keys"),
     ],
 )
 def test_loops_in_loops_are_batched_and_differentiated(way, axes, kinds, kept, body):
@@ -319,11 +326,15 @@ def test_any_loops_in_loops(program):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kinds", "way", "residuals"),
-    [(("scan", "fori_loop"), "grad(vmap)", "undo"), (("fori_loop", "scan"), "jacfwd", "checkpoint")],
+    ("kinds", "way", "residuals", "body"),
+    [
+        (("scan", "fori_loop"), "grad(vmap)", "undo", "reads all"),
+        (("fori_loop", "scan"), "jacfwd", "checkpoint", "keys"),
+        (("scan", "scan in reverse"), "vmap(grad)", "undo", "keys"),
+    ],
 )
-def test_loops_in_loops_in_place(kinds, way, residuals):
-    axes, body = (0, 2, None), "reads all"
+def test_loops_in_loops_in_place(kinds, way, residuals, body):
+    axes = (0, 2, None)
     plain = functools.partial(program, Plain, kinds, (None, None), body)
     assert_same(derivative(way, axes, in_place(plain, residuals=residuals)), wanted(way, axes, kinds, body))
 

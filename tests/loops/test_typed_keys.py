@@ -1,4 +1,4 @@
-"""Random keys (`jax.random.key`) wherever a loop can hold a value: results and derivatives are those of plain JAX."""
+"""Random keys (`jax.random.key`) in row ops, in arrays and in loops. `test_loops_in_loops.py` has their derivatives."""
 
 import functools
 
@@ -10,11 +10,10 @@ from jax import lax
 from jax.extend import random as custom
 
 from jax_tensorarray import TensorArray, fori_loop, growing, in_place, scan, ta_read, ta_swap, ta_write, tf, while_loop
-from jax_tensorarray.residuals import Checkpoint, Tape, explain
+from jax_tensorarray.residuals import explain
 
 T, N = 7, 3
 X = jnp.linspace(-1.0, 1.0, T * N).reshape(T, N)
-BACKWARD = ["undo", Checkpoint(2)]  # the strategies that keep values on the way back, besides a tape
 IMPLEMENTATIONS = ["threefry2x32", "rbg", "unsafe_rbg"]
 every_implementation = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 
@@ -37,167 +36,25 @@ def keys_of(shape, impl="threefry2x32"):
     return jax.random.split(jax.random.key(1, impl=impl), shape)
 
 
-# --- programs, of a loop to run them by ------------------------------------------------------------------------
-
-
-def keys_as_xs(loop, x, keys):
-    """Attention to all rows, with noise of its own in each step."""
-
-    def body(b, step):
-        i, key = step
-        row = jax.nn.softmax(b @ b[i]) @ b + jax.random.normal(key, (N,))
-        return b.at[i].set(jnp.tanh(row)), jax.random.fold_in(key, 1)
-
-    b, keys = loop(body, x, (jnp.arange(T), keys))
-    return jnp.sum(b**2) + jax.random.uniform(keys[2]) * jnp.sum(b)
-
-
-def key_in_carry(loop, x, keys):
-    """A key that is split in each step, and used again by the derivative of a step."""
-
-    @jax.checkpoint
-    def body(carry, i):
-        h, key = carry
-        key, now = jax.random.split(key)
-        return (jnp.tanh(h * jax.random.normal(now, (N,)) + x[i]), key), None
-
-    (h, key), _ = loop(body, (x[0], keys[0]), jnp.arange(T))
-    return jnp.sum(h * jax.random.normal(key, (N,)))
-
-
-def keys_in_buffer(loop, x, keys):
-    """A buffer of keys whose rows are read and written, under a condition too."""
-
-    def body(carry, i):
-        b, keys = carry
-        key, new = jax.random.split(keys[i])
-        fresh = jax.random.bernoulli(key)
-        new = lax.cond(fresh, lambda: jax.random.fold_in(new, i), lambda: keys[0])
-        row = jnp.sin(b[i - 1] + jax.random.normal(key, (N,)) * b[i])
-        return (b.at[i].set(row), keys.at[(i + 1) % T].set(new)), None
-
-    (b, keys), _ = loop(body, (x, keys), jnp.arange(1, T))
-    return jnp.sum(b**2) + jnp.sum(jax.vmap(jax.random.uniform)(keys) @ b)
-
-
-def loops_in_loops(loop, x, keys):
-    def inner(carry, k):
-        h, key = carry
-        return (jnp.tanh(h + jax.random.normal(key, (N,))), jax.random.fold_in(key, k)), key
-
-    def outer(carry, step):
-        b, (i, key) = carry, step
-        (h, _), used = loop(inner, (b[i], key), jnp.arange(2))
-        return b.at[i].set(h * b[0] + jax.random.uniform(used[1])), None
-
-    return jnp.sum(loop(outer, x, (jnp.arange(T), keys))[0] ** 2)
-
-
-STRATEGIES = [
-    (keys_as_xs, "undo"),
-    (keys_as_xs, "auto"),
-    (key_in_carry, "tape"),
-    (key_in_carry, Checkpoint(2)),
-    (keys_in_buffer, "undo"),
-    (keys_in_buffer, "recompute"),
-    (loops_in_loops, Checkpoint(2)),
-]
-
-
-@functools.cache
-def by_plain_jax(program):
-    """The value and the gradient of a program, and those of a batch of it."""
-    f = jax.value_and_grad(functools.partial(program, lax.scan))
-    return jax.jit(f)(X, keys_of(T)), jax.jit(jax.vmap(f, (None, 0)))(X, keys_of((2, T)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("program", "residuals"), STRATEGIES, ids=lambda x: getattr(x, "__name__", str(x)))
-def test_a_gradient_is_that_of_plain_jax_whatever_is_kept(program, residuals):
-    f = jax.value_and_grad(functools.partial(program, functools.partial(scan, residuals=residuals)))
-    one, batch = by_plain_jax(program)
-    check(jax.jit(f)(X, keys_of(T)), one)
-    check(jax.jit(jax.vmap(f, (None, 0)))(X, keys_of((2, T))), batch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "residuals"), [(keys_as_xs, "auto"), (key_in_carry, "checkpoint"), (keys_in_buffer, "undo")]
-)
-def test_in_place_keeps_the_gradient_of_a_loop_of_jax(program, residuals):
-    f = functools.partial(program, lax.scan)
-    one, batch = by_plain_jax(program)
-    check(jax.jit(jax.value_and_grad(in_place(f, residuals=residuals)))(X, keys_of(T)), one)
-    inside = in_place(jax.vmap(jax.value_and_grad(f), (None, 0)), residuals=residuals)
-    check(jax.jit(inside)(X, keys_of((2, T))), batch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("residuals", BACKWARD, ids=str)
-def test_derivatives_of_every_mode_and_of_second_order(residuals):
-    def derivatives(loop):
-        def f(w):
-            return keys_in_buffer(loop, w * X, keys_of(T))
-
-        reverse = jax.grad(f)
-        return jax.jvp(f, (0.5,), (1.0,)), reverse(0.5), jax.grad(reverse)(0.5), jax.jacfwd(reverse)(0.5)
-
-    ours = functools.partial(scan, residuals=residuals)
-    check(jax.jit(lambda: derivatives(ours))(), jax.jit(lambda: derivatives(lax.scan))(), 1e-4)
-
-
 @pytest.mark.slow
 def test_the_tangent_of_keys_has_no_numbers():
-    def f(loop):
-        return functools.partial(keys_in_buffer, loop)
+    def f(x, keys, loop=lax.scan):
+        def body(carry, i):
+            b, keys = carry
+            row = jnp.sin(b[i - 1] + jax.random.normal(keys[i], (N,)) * b[i])
+            return (b.at[i].set(row), keys.at[(i + 1) % T].set(jax.random.fold_in(keys[0], i))), None
 
+        (b, keys), _ = loop(body, (x, keys), jnp.arange(1, T))
+        return jnp.sum(b**2) + jnp.sum(jax.vmap(jax.random.uniform)(keys) @ b)
+
+    args, tangents = (X, keys_of(T)), (X, np.zeros(T, jax.dtypes.float0))
     for loop in (functools.partial(scan, residuals="undo"), lax.scan):
-        ours = jax.jit(in_place(f(loop)))
-        _, pull = jax.vjp(ours, X, keys_of(T))
+        ours = jax.jit(in_place(functools.partial(f, loop=loop)))
+        _, pull = jax.vjp(ours, *args)
         of_x, of_keys = pull(1.0)
-        check(of_x, by_plain_jax(keys_in_buffer)[0][1])
+        check(of_x, jax.grad(f)(*args))
         assert (of_keys.shape, of_keys.dtype) == ((T,), jax.dtypes.float0)
-        tangents = X, np.zeros(T, jax.dtypes.float0)
-        check(jax.jvp(ours, (X, keys_of(T)), tangents), jax.jvp(jax.jit(f(lax.scan)), (X, keys_of(T)), tangents))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("residuals", BACKWARD, ids=str)
-def test_examples_of_a_while_loop_that_end_at_different_steps(residuals):
-    def f(x, keys, n):
-        def body(carry):
-            i, b, keys = carry
-            key, new = jax.random.split(keys[i])
-            return i + 1, b.at[i].set(jnp.sin(b[i - 1]) + jax.random.normal(key, (N,))), keys.at[i - 1].set(new)
-
-        _, b, keys = while_loop(lambda c: c[0] < n, body, (1, x, keys), max_steps=T, residuals=residuals)
-        return jnp.sum(b**2) + jnp.sum(jax.vmap(jax.random.uniform)(keys))
-
-    def unrolled(x, keys, n):
-        for i in range(1, n):
-            key, new = jax.random.split(keys[i])
-            x, keys = x.at[i].set(jnp.sin(x[i - 1]) + jax.random.normal(key, (N,))), keys.at[i - 1].set(new)
-        return jnp.sum(x**2) + jnp.sum(jax.vmap(jax.random.uniform)(keys))
-
-    keys, ends = keys_of((2, T)), [3, 6]
-    found = jax.jit(jax.vmap(jax.value_and_grad(f), (None, 0, 0)))(X, keys, jnp.array(ends))
-    for k, end in enumerate(ends):
-        check(tuple(x[k] for x in found), jax.value_and_grad(unrolled)(X, keys[k], end))
-
-
-@pytest.mark.slow
-def test_a_tape_in_host_memory_holds_keys():
-    keys = keys_of((T, 2000))
-
-    def f(h, loop):
-        @jax.checkpoint
-        def body(h, keys):
-            return jnp.tanh(h * jax.random.normal(keys[jnp.argmax(h)], (N,))), None
-
-        return jnp.sum(loop(body, h, keys)[0])
-
-    offloaded = functools.partial(scan, residuals=Tape(offload=True))
-    check(jax.jit(jax.grad(f), static_argnums=1)(X[0], offloaded), jax.grad(f)(X[0], lax.scan))
+        check(jax.jvp(ours, args, tangents), jax.jvp(jax.jit(f), args, tangents))
 
 
 def test_the_bytes_of_keys_are_counted():
