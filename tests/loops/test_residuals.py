@@ -56,26 +56,6 @@ def test_checkpoints_are_where_the_fewest_steps_are_run(slots):
         assert len(calls) == steps + fewest(steps, slots) + steps  # forward, again, and once for each derivative
 
 
-@pytest.mark.slow
-def test_a_body_that_uses_a_whole_buffer_keeps_rows_only():
-    def gradient(n, **how):
-        def f(x, w):
-            def body(c):
-                i, ys = c
-                return i + 1, ta_write(ys, i, jnp.tanh(jnp.dot(ys, w) + x))
-
-            return while_loop(lambda c: c[0] < n, body, (0, jnp.zeros(n)), max_steps=n, **how)[1].sum()
-
-        return jax.jit(jax.grad(f, (0, 1))).lower(0.3, jnp.ones(n) / n).compile()
-
-    def temporary(n, **how):
-        return gradient(n, **how).memory_analysis().temp_size_in_bytes
-
-    for how in ({}, {"residuals": "undo"}):
-        assert temporary(4000, **how) < 6 * temporary(1000, **how)  # 16 times as much with a tape
-    assert temporary(4000, residuals="tape") > 100 * temporary(4000, residuals="undo")
-
-
 def test_a_loop_that_a_step_runs_backwards_is_undone_forwards():
     """The transpose of a loop visits its steps from the last to the first. Here it writes a row twice."""
     rows = jnp.array([1, 2, 1])
@@ -633,45 +613,6 @@ def test_what_the_body_prints_and_does_not_use_is_no_residual():
     np.testing.assert_allclose(jax.grad(f)(0.5), wanted, rtol=1e-12)
     jax.effects_barrier()
     assert sorted(set(map(float, seen))) == [0, 1, 2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("residuals", ["tape", "undo", Checkpoint(4), "inverse"], ids=str)
-def test_what_the_result_does_not_depend_on_leaves_no_nan(residuals):
-    """The error of the last step is zero, where a root has no derivative, and only the loop's end depends on it."""
-
-    def step(scale, only_here, c):
-        i, x, ys, _ = c
-        y = jnp.where(i < 3, x * scale, 0 * x * scale)
-        return i + 1, y, ys.at[i].set(jnp.sin(ys[i - 1]) + x), jnp.sqrt(jnp.sum(y * y) * jnp.exp(only_here))
-
-    def back(c):  # exactly zero times the scale cannot be undone: the rows say what it was
-        i, _, ys, error = c
-        return i - 1, ys[i - 1] - jnp.sin(ys[i - 2]), ys.at[i - 1].set(0.0), error
-
-    def f(scale, loop=True):
-        c = 0, jnp.ones(3), jnp.zeros((MOST, 3)), 1.0
-        kept = Inverse(back) if residuals == "inverse" else residuals
-        if loop:
-            body = functools.partial(step, scale, scale**2)
-            c = while_loop(lambda c: c[-1] > 0, body, c, max_steps=MOST, residuals=kept)
-        else:
-            for _ in range(4):
-                c = step(scale, scale**2, c)
-        return jnp.sum(c[1] + scale * c[2] ** 2)
-
-    def derivatives(f, x):
-        return {
-            "gradient": jax.grad(f)(x),
-            "of a batch": jax.vmap(jax.grad(f))(jnp.stack([x, x / 2])),
-            "second": jax.hessian(f)(x),
-            "of a checkpoint": jax.grad(jax.checkpoint(f))(x),
-            "tangents": jax.vmap(jax.linearize(f, x)[1])(jnp.array([1.0, 2.0])),
-            "transposed": jax.linear_transpose(lambda t: jax.jvp(f, (x,), (t,))[1], x)(1.0)[0],
-        }
-
-    unrolled = functools.partial(derivatives, functools.partial(f, loop=False))
-    assert_same(jit(functools.partial(derivatives, f))(0.5), in_numpy(unrolled)(0.5))
 
 
 def test_a_buffer_that_takes_the_place_of_one_made_anew_is_kept():
