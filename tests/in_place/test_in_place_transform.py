@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-import row_programs
 from catalogue.plain_loops import rows, walked
 from gates import gates
 from hypothesis import example, given, settings
@@ -31,8 +30,6 @@ from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from orders import ORDERS, assert_as_in_numpy, in_turn
-from random_checks import CARRIES_TOKENS
-from row_programs import programs
 from waiting import finish
 
 from jax_tensorarray import _kernels, fori_loop, in_place, ta_read, while_loop
@@ -51,12 +48,6 @@ def assert_same_and_in_place(f, order, rtol=2e-5, atol=2e-6):
 
 
 GRADIENTS = ["grad(in_place)", "in_place(grad)"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "order"), in_turn(programs, ["forward", *GRADIENTS]))
-def test_a_program_of_the_suite_gives_what_it_gave_and_is_in_place(name, order):
-    assert_same_and_in_place(programs[name].with_ops(row_programs.plain), order)
 
 
 def test_what_all_examples_read_is_not_repeated_for_each():
@@ -594,61 +585,6 @@ def test_a_predicate_whose_effects_are_in_order_is_asked_once_for_a_batch():
         np.testing.assert_allclose(row, functools.reduce(fill, range(n), b[0]), rtol=1e-12)
 
 
-@pytest.mark.parametrize("how", [{}, {"max_steps": 9}])
-def test_a_predicate_may_write_a_ref(how):
-    def f(b, asked, kept):
-        def goes_on(s):
-            asked[...] += 1
-            return asked[...] + kept[0] < 5
-
-        def step(s):
-            return s[0] + 1, lax.cond(s[0] % 2 == 0, lambda r, b: fill(b, s[0]) + r[1], lambda r, b: b, kept, s[1])
-
-        return lax.while_loop(goes_on, lambda s: step(lax.while_loop(lambda t: False, step, s)), (0, b))
-
-    found = []
-    for g in (f, in_place(f, **how)):
-        refs = jax.new_ref(jnp.int32(0)), jax.new_ref(jnp.zeros(2, jnp.int32))
-        found.append((jit(g)(jnp.ones(9), *refs), refs[0][...]))
-    jax.tree.map(np.testing.assert_array_equal, *found)
-
-
-def token_in_a_while(b, token):
-    return lax.while_loop(
-        lambda s: s[0] < 4, lambda s: (s[0] + 1, fill(s[1], s[0]), lax.after_all(s[2])), (0, b, token)
-    )
-
-
-def token_closed_over(b, token):
-    def body(b, i):
-        lax.after_all(token)
-        return fill(b, i), b[i]
-
-    return lax.scan(body, b, jnp.arange(4)), lax.after_all(token)
-
-
-def token_in_a_checkpoint(b, token):
-    f = jax.checkpoint(lambda b, token: (lax.fori_loop(0, 4, lambda i, b: fill(b, i), b), token))
-    return f(b, token)
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("how", [{}, {"max_steps": 9}])
-@pytest.mark.parametrize("f", [token_closed_over, token_in_a_checkpoint, *[token_in_a_while] * CARRIES_TOKENS])
-def test_tokens_are_arguments_results_and_carries(f, how):
-    b, token = jnp.linspace(0.1, 1, 6), lax.create_token()
-    got, want = (g(b, token) for g in (in_place(f, **how), jit(f)))
-    assert list(map(type, jax.tree.leaves(got))) == list(map(type, jax.tree.leaves(want)))
-
-    def arrays(f):
-        return lambda b: [x for x in jax.tree.leaves(f(b, lax.create_token())) if isinstance(x, jax.Array)]
-
-    transforms = [lambda f: f, jax.vmap, lambda f: lambda x: jax.jvp(f, (x,), (x,))]
-    for transform, x in zip(transforms, (b, jnp.stack([b, b / 2]), b), strict=True):
-        got, want = (transform(arrays(g))(x) for g in (in_place(f, **how), jit(f)))
-        jax.tree.map(lambda x, y: x.dtype == y.dtype and np.testing.assert_array_equal(x, y), got, want)
-
-
 def one_nan(b):
     return lax.fori_loop(0, 4, lambda i, b: b.at[i].set(jnp.log(-b[i])), b)
 
@@ -712,26 +648,11 @@ def in_64_bits(f):
     return g
 
 
-def rows_far_out_of_range(b):
-    def body(i, b):
-        return b.at[i].set(b[i * 2**32 - 1] + lax.dynamic_slice(b, (i * 2**32 + 1,), (1,))[0] + 1e-12)
-
-    return lax.fori_loop(1, 6, body, b)
-
-
 def both_widths(b):
     def body(b, i):
         return b.at[i].set(jnp.where(i > 2, 1.5 * b[i - 1] + b.sum(), 0.25)), 2.0 * b[i]
 
     return lax.scan(body, b.astype(jnp.float32), jnp.arange(1, 6))
-
-
-@pytest.mark.parametrize("f", [rows_far_out_of_range, both_widths])
-def test_a_block_in_64_bits_of_a_program_in_32_bits_is_computed_as_in_plain_jax(f):
-    f = in_64_bits(f)
-    with jax.enable_x64(False):
-        b = jnp.linspace(0.1, 1, 7)
-        jax.tree.map(np.testing.assert_array_equal, in_place(f)(b), jit(f)(b))
 
 
 @pytest.mark.slow(but=1)
@@ -986,25 +907,6 @@ def power(x, n):
     return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(c[1]) * x), (0, x))[1]
 
 
-def unrolled(x, n):
-    y = x
-    for _ in range(n):
-        y = jnp.sin(y) * x
-    return y
-
-
-@pytest.mark.slow
-def test_while_loops_are_differentiable_up_to_max_steps():
-    f = jax.grad(in_place(power, max_steps=5))
-    one = jit(f)
-    for n in (0, 3, 5):
-        np.testing.assert_allclose(one(0.5, n), jax.grad(unrolled)(0.5, n), rtol=1e-5)
-    got = jit(jax.vmap(f))(jnp.array([0.5, 0.7]), jnp.array([2, 4]))
-    np.testing.assert_allclose(got, [jax.grad(unrolled)(0.5, 2), jax.grad(unrolled)(0.7, 4)], rtol=1e-5)
-    inside = in_place(jax.value_and_grad(power), max_steps=5)  # which plain JAX does not differentiate
-    np.testing.assert_allclose(inside(0.5, 3), (unrolled(0.5, 3), jax.grad(unrolled)(0.5, 3)), rtol=1e-5)
-
-
 @pytest.mark.parametrize("most", [0, 5])
 @pytest.mark.parametrize(
     "order", [lambda f: f, jax.grad, lambda f: lambda x, n: jax.vmap(f, (0, None))(jnp.full(3, x), n)]
@@ -1203,13 +1105,7 @@ KEY = jax.random.key(0)
 
 
 def filled_by(factor, b):
-    """The factor may be a table. Each step reads its first row."""
-
-    def step(i, b):
-        row = factor[0] if jnp.ndim(factor) == 2 else factor
-        return b.at[i].set(jnp.sin(b[i - 1]) * row + b[(3 * i) % len(b)])
-
-    return lax.fori_loop(1, len(b), step, b)
+    return lax.fori_loop(1, len(b), lambda i, b: b.at[i].set(jnp.sin(b[i - 1]) * factor + b[(3 * i) % len(b)]), b)
 
 
 def with_vjp(factor, **options):
@@ -1221,29 +1117,10 @@ def with_vjp(factor, **options):
         return filled_by(factor, b), b
 
     def backward(b, ct):
-        row = factor[0] if jnp.ndim(factor) == 2 else factor
-        return (lax.fori_loop(1, len(b), lambda i, ct: ct.at[i].add(ct[i - 1] * row), ct) * jnp.cos(b),)
+        return (lax.fori_loop(1, len(b), lambda i, ct: ct.at[i].add(ct[i - 1] * factor), ct) * jnp.cos(b),)
 
     f.defvjp(forward, backward, **options)
     return f
-
-
-def with_jvp(factor):
-    f = jax.custom_jvp(lambda b: filled_by(factor, b))
-
-    def rule(primals, tangents):
-        (b,), (dot,) = primals, tangents
-        return f(b), lax.fori_loop(1, len(b), lambda i, d: d.at[i].add(d[i - 1] * factor * jnp.cos(b[i])), dot)
-
-    f.defjvp(rule)
-    return f
-
-
-def around(f):
-    """A function with a rule around another."""
-    g = jax.custom_vjp(lambda b: f(b) * TABLE[0])
-    g.defvjp(lambda b: jax.vjp(lambda b: f(b) * TABLE[0], b), lambda pull, ct: pull(ct))
-    return g
 
 
 def with_key(b):
@@ -1261,35 +1138,24 @@ def with_static_arguments(b):
     return f(2, lambda b: b + TABLE[1], jnp.int32(3), b)
 
 
-of_table = with_vjp(TABLE)
+#: Random programs have functions that close over a table, with each kind of rule.
 CLOSING_OVER = {
-    "float": with_vjp(TABLE[0]),
-    "a table it reads a row of": of_table,
     "NumPy": with_vjp(np.linspace(0, 1, 16)),
     "integers": with_vjp(jnp.arange(16) % 3),
     "a key": with_key,
     "asks for zeros": with_vjp(TABLE[0], symbolic_zeros=True),
-    "custom_jvp": with_jvp(TABLE[0]),
-    "custom_gradient": jax.custom_gradient(lambda b: (filled_by(TABLE[0], b), lambda ct: ct * jnp.cos(b) * TABLE[1])),
-    "one in another": around(with_vjp(TABLE[1])),
-    "custom_jvp in one": around(with_jvp(TABLE[1])),
     "arguments that have no derivatives": with_static_arguments,
     "a cotangent of NumPy's": jax.custom_vjp(lambda b: filled_by(TABLE[0], b)),
-    "in a scan": lambda b: lax.scan(lambda b, row: (0.5 * of_table(b) + row, None), b, TABLE)[0],
-    "in a checkpoint": jax.checkpoint(lambda b: of_table(jnp.sin(b))),
 }
 CLOSING_OVER["a cotangent of NumPy's"].defvjp(
     lambda b: (filled_by(TABLE[0], b), None), lambda _, ct: (np.ones((40, 16)),)
 )
 ORDERS_OF_RULES = {order: ORDERS[order] for order in (*GRADIENTS, "vmap(grad)")}
 ORDERS_OF_RULES["grad(vmap)"] = lambda f, g, by: jax.grad(lambda b: jnp.sum(jax.vmap(g(f))(b)))
-#: Each in one order, which random programs put into all; and two in every order.
-OF_RULES = [*zip(CLOSING_OVER, itertools.cycle(ORDERS_OF_RULES), strict=False)]
-OF_RULES = sorted({*OF_RULES, *itertools.product(["a table it reads a row of", "in a scan"], ORDERS_OF_RULES)})
 
 
 @pytest.mark.slow(but=1)
-@pytest.mark.parametrize(("name", "order"), OF_RULES)
+@pytest.mark.parametrize(("name", "order"), in_turn(CLOSING_OVER, ORDERS_OF_RULES))
 def test_rules_of_functions_that_close_over_arrays(name, order):
     """JAX makes what is closed over the first operands of the call, with respect to which no rule has a derivative."""
 
@@ -1377,35 +1243,6 @@ def test_a_custom_vjp_of_a_carry_without_a_tangent(loop, order):
     args = np.random.default_rng(0).standard_normal((2, 3, 16))
     got = order(loss, functools.partial(in_place, memory=64))(*args)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), got, order(loss, lambda f: f)(*args))
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("asks", [False, True])
-@pytest.mark.parametrize("order", [*GRADIENTS, "vmap(grad)"])
-def test_a_cotangent_keeps_the_dtype_that_a_rule_has_given_it(order, asks):
-    """Rules of mixed precision hand on cotangents of other dtypes than the results'."""
-    given = []
-
-    @jax.custom_vjp
-    def run(b):
-        return lax.fori_loop(1, len(b), lambda i, b: b.at[i].set(jnp.sin(b[i - 1])), b)
-
-    def backward(_, ct):
-        given.append(ct.dtype)
-        return (lax.fori_loop(1, len(ct), lambda i, ct: ct.at[i].add(ct[i - 1] / 3), ct),)
-
-    run.defvjp(lambda b: (run(b.value if asks else b), None), backward, symbolic_zeros=asks)
-
-    @jax.custom_vjp
-    def loss(b):
-        return jnp.sum(b.astype(jnp.float32) ** 2)
-
-    loss.defvjp(lambda b: (loss(b), b), lambda b, ct: (2 * ct * b.astype(jnp.float32),))
-    b = jnp.linspace(0, 1, 40).reshape(2, 20).astype(jnp.bfloat16)
-    b = b if order == "vmap(grad)" else b[0]
-    got, want = (ORDERS[order](lambda b: loss(run(b)), by, 0)(b) for by in (in_place, lambda f: f))
-    assert want.dtype == got.dtype == jnp.float32 and set(given) == {jnp.dtype(jnp.float32)}
-    np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 @pytest.mark.slow(but=1)
