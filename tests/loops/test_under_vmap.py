@@ -15,65 +15,12 @@ import jax_tensorarray as ta
 EXAMPLES = 3
 
 
-def looped(x, length):
-    """Of three branches two write, and one of these reads too."""
-
-    def body(b, i):
-        kind = jnp.where(x[0] * jnp.cos(2.0 * i) > 0, 0, jnp.where(x[1] > 0, 1, 2))
-        branches = [
-            lambda b: ta.ta_write(b, i, jnp.sin(ta.ta_read(b, i // 2)) + x),
-            lambda b: ta.ta_add(b, i - 1, 0.5 * ta.ta_read(b, i)),
-            lambda b: b,
-        ]
-        b = lax.switch(kind, branches, b)
-        return b, ta.ta_read(b, i)[0]
-
-    b, ys = lax.scan(body, jnp.ones((length, len(x))), jnp.arange(1, length))
-    return jnp.sum(b * jnp.cos(jnp.arange(length))[:, None]) + jnp.sum(ys)
-
-
-OF_ONE = {
-    "value": lambda f: f,
-    "gradient": jax.grad,
-    "Hessian-vector": lambda f: lambda x, n: jax.jvp(lambda x: jax.grad(f)(x, n), (x,), (jnp.cos(x),))[1],
-}
-
-
-def examples(length):
-    return jnp.asarray(np.random.default_rng(length).normal(size=(EXAMPLES, 2)), jnp.float32)
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("name", [*OF_ONE, "gradient of vmap"])
-def test_switch_is_in_place(name):
-    def f(xs):
-        if name in OF_ONE:
-            return jax.vmap(lambda x: OF_ONE[name](looped)(x, 200))(xs)
-        return jax.grad(lambda xs: jnp.sum(jax.vmap(lambda x: looped(x, 200))(xs)))(xs)
-
-    assert_no_whole_buffer_copy(compiled(f, examples(200)), jnp.zeros((200, 2)))
-
-
 def counted(n, x, b):
     def body(state):
         i, b = state
         return i + 1, ta.ta_write(b, i, jnp.sin(ta.ta_read(b, i - 1)) + x)
 
     return lax.while_loop(lambda state: state[0] < n, body, (1, b))
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("tangents", [False, True])
-def test_while_loop_is_in_place(tangents):
-    def f(b):
-        ns = b.shape[1] - jnp.arange(EXAMPLES)
-        return jax.vmap(counted)(ns, jnp.ones(EXAMPLES), b)[1]
-
-    def both(b):
-        return jax.jvp(f, (b,), (b,))
-
-    buffers = jnp.zeros((EXAMPLES, 200, 2))
-    assert_no_whole_buffer_copy(compiled(both if tangents else f, buffers), buffers[0])
 
 
 def update(b, i, x):
