@@ -77,6 +77,20 @@ def test_an_axis_of_size_1_has_indices_out_of_range(index):
     np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("column", [0, 2, -1, -3])
+def test_an_axis_of_one_element_has_stray_indices_too(column):
+    """The axis is taken as a whole, so the row op does not start along it."""
+
+    def f(b, j):
+        return lax.fori_loop(0, 3, lambda i, b: b.at[i, j].add(jnp.cos(b[i, 0]) + b[i + 1, 0]), b)
+
+    b = np.arange(5.0)[:, None]
+    assert "ta_add[" in str(jax.make_jaxpr(in_place(f))(b, column))
+    found, want = jax.jit(in_place(f))(b, column), jax.jit(f)(b, column)
+    np.testing.assert_array_equal(found, want)
+    assert bool(jnp.all(want == b)) == (column in (2, -3))
+
+
 def test_explain_says_that_a_part_is_put_back():
     halves = parts.LOOPS["halves"]
     text = str(doctor.explain(halves.f)(*halves.args))
