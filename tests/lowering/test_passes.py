@@ -1,5 +1,7 @@
 """What the passes make of a random program is that program still: NumPy runs what each leaves, without XLA."""
 
+import functools
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -28,7 +30,7 @@ from random_checks import (
 from random_machines import THETA, InJax, expected, outputs
 from random_programs import programs
 
-from jax_tensorarray import _compat, ta_read, ta_write
+from jax_tensorarray import _compat, ta_add, ta_read, ta_swap, ta_write
 from jax_tensorarray._jaxprs import jaxprs
 
 SOME = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 2)
@@ -85,7 +87,12 @@ def test_a_program_after_passes(transformation, program, setting, differ, passed
 
 ROWS = {4: jnp.arange(1.0, 5.0), 6: jnp.arange(1.0, 7.0)}
 
-OPS = st.tuples(st.sampled_from(["read", "write"]), st.sampled_from([*ROWS]))
+#: An op, the number of rows, and how it addresses one: masked, with the next one, or in each example of a batch.
+OPS = st.tuples(
+    st.sampled_from(["read", "write", "add", "swap"]),
+    st.sampled_from([*ROWS]),
+    st.sampled_from(["alone", "alone", "masked", "rows", "vmap"]),
+)
 
 
 def _larger(inner):
@@ -106,11 +113,14 @@ def in_python(node, state, data):
     """State: a sum, and how many numbers of the data have been taken as an index."""
     x, k = state
     kind, *rest = node
-    if kind in ("read", "write"):
-        j, size = int(data[k % len(data)]), rest[0]
-        if not 0 <= j < size:
-            raise Stray(f"index {j} is out of range for a buffer of size {size}")
-        return x + float(ROWS[size][j]) * (2 if kind == "write" else 1), k + 1
+    if kind in OF_ROWS:
+        size, how = rest
+        here, is_on = int(data[k % len(data)]), how != "masked" or data[(k + 1) % len(data)] % 2 == 0
+        for j in ([here, here + 1] if how == "rows" else [here]) if is_on else []:
+            if not 0 <= j < size:
+                raise Stray(f"index {j} is out of range for a buffer of size {size}")
+            x += float(ROWS[size][j]) * (1 if kind == "read" else 2)
+        return x, k + 1
     if kind == "then":
         return in_python(rest[1], in_python(rest[0], state, data), data)
     if kind == "cond":
@@ -125,15 +135,33 @@ def in_python(node, state, data):
     return state
 
 
+def sum_read(rows, **at):
+    return jnp.sum(ta_read(rows, **at))
+
+
+def sum_added(update):
+    """What an update adds to the sum of the rows: twice those that it is about."""
+    return lambda rows, **at: jnp.sum(update(rows, 2 * ta_read(rows, **at), at) - rows)
+
+
+OF_ROWS = {
+    "read": sum_read,
+    "write": sum_added(lambda rows, more, at: ta_write(rows, value=1.5 * more, **at)),
+    "add": sum_added(lambda rows, more, at: ta_add(rows, value=more, **at)),
+    "swap": sum_added(lambda rows, more, at: ta_swap(rows, value=1.5 * more, **at)[0]),
+}
+
+
 def in_jax(node, state, data):
     x, k = state
     kind, *rest = node
     n = len(data)
-    if kind in ("read", "write"):
-        j, rows = data[k % n], ROWS[rest[0]]
-        if kind == "read":
-            return x + ta_read(rows, j), k + 1
-        return x + jnp.sum(ta_write(rows, j, 3 * ta_read(rows, j)) - rows), k + 1
+    if kind in OF_ROWS:
+        (size, how), j = rest, data[k % n]
+        index = jnp.stack([j, j + 1]) if how == "rows" else j
+        where = data[(k + 1) % n] % 2 == 0 if how == "masked" else None
+        f = functools.partial(OF_ROWS[kind], index=index, where=where)
+        return x + (jax.vmap(f)(jnp.stack([ROWS[size]] * 2))[0] if how == "vmap" else f(ROWS[size])), k + 1
     if kind == "then":
         return in_jax(rest[1], in_jax(rest[0], state, data), data)
     if kind == "cond":

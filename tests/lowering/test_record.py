@@ -1,4 +1,7 @@
-"""An index out of range in a loop is recorded there and raised after it: the first of the program, as an int32."""
+"""An index out of range in a loop is recorded there and raised after it: the first of the program, as an int32.
+
+`test_passes.py` has random programs.
+"""
 
 import re
 
@@ -8,110 +11,13 @@ import numpy as np
 import pytest
 from jax import jit, lax
 
-from jax_tensorarray import TensorArray, ta_add, ta_read, ta_swap, ta_write
-
-SIZES = (6, 4)
-ROW = 2
-STEPS = 5
-
-
-class Stray(Exception):
-    """The first index that is out of range, when Python runs a program."""
-
-
-def in_jax(op, buffer, index, row, **options):
-    """The buffer and a row, of any op."""
-    if op == "read":
-        return buffer, ta_read(buffer, index, **options)
-    if op == "swap":
-        return ta_swap(buffer, index, row, **options)
-    return {"write": ta_write, "add": ta_add}[op](buffer, index, row, **options), row
-
-
-def in_python(op, buffer, index, row):
-    for i in np.ravel(index):
-        if not 0 <= i < len(buffer):
-            raise Stray(f"ta_{op}: index {i} is out of range for a buffer of size {len(buffer)}")
-    return buffer, row
-
-
-def random_plan(rng):
-    """Statements: an op, its buffer, which number of a step is the index, and what it is inside of."""
-    wrappings = ["bare", "jit", "cond", "loop", "while", "masked", "rows", "vmap"]
-    return [
-        (str(rng.choice(["read", "write", "add", "swap"])), int(rng.integers(2)), k, str(rng.choice(wrappings)))
-        for k in range(int(rng.integers(2, 6)))
-    ]
-
-
-def program(plan):
-    def step(carry, numbers):
-        buffers, row = list(carry[0]), carry[1]
-        for op, b, k, how in plan:
-            i, go = numbers[k], numbers[k - 1] % 2 == 0
-
-            def run(buffer, row, op=op, i=i):
-                return in_jax(op, buffer, i, row)
-
-            if how == "jit":
-                out = jax.jit(run)(buffers[b], row)
-            elif how == "cond":
-                out = lax.cond(go, run, lambda *c: c, buffers[b], row)
-            elif how == "loop":
-                out = lax.fori_loop(0, 2, lambda _, c, run=run: run(*c), (buffers[b], row))
-            elif how == "while":  # once, or not at all
-                body = lambda c, run=run: (c[0] + 1, *run(*c[1:]))  # noqa: E731
-                out = lax.while_loop(lambda c, go=go: (c[0] < 1) & go, body, (0, buffers[b], row))[1:]
-            elif how == "masked":
-                out = in_jax(op, buffers[b], i, row, where=go)
-            elif how == "rows":
-                new, rows = in_jax(op, buffers[b], jnp.stack([i, i + 1]), jnp.stack([row, row]))
-                out = new, rows[0]
-            elif how == "vmap":
-                two = jax.tree.map(lambda x: jnp.stack([x, x]), (buffers[b], row))
-                out = jax.tree.map(lambda x: x[0], jax.vmap(run)(*two))
-            else:
-                out = run(buffers[b], row)
-            buffers[b], row = out[0], row + out[1]  # what nobody wants, JAX does not run
-        return (tuple(buffers), row), None
-
-    def f(numbers):
-        start = tuple(jnp.ones((n, ROW)) for n in SIZES), jnp.ones(ROW)
-        return lax.scan(step, start, numbers)[0]
-
-    return f
-
-
-def first_stray(plan, numbers):
-    for step in numbers:
-        for op, b, k, how in plan:
-            go = how not in ("cond", "while", "masked") or step[k - 1] % 2 == 0
-            if go:
-                in_python(op, np.ones((SIZES[b], ROW)), [step[k], step[k] + 1] if how == "rows" else step[k], None)
+from jax_tensorarray import TensorArray, ta_add, ta_read, ta_write
 
 
 def error_of(f, *args):
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError)) as caught:
         jax.block_until_ready(f(*args))
     return re.search(r"ta_\w+: index .* size \d+", str(caught.value)).group()
-
-
-@pytest.mark.slow(but=2)
-@pytest.mark.parametrize("seed", range(8))
-def test_the_first_of_the_program_is_raised(seed):
-    rng = np.random.default_rng(seed)
-    plan = random_plan(rng)
-    f = jit(program(plan))
-    for _ in range(12):
-        numbers = rng.integers(0, 3, (STEPS, len(plan)))
-        for _ in range(rng.integers(0, 3)):
-            numbers[rng.integers(STEPS), rng.integers(len(plan))] = rng.integers(-9, 12)
-        try:
-            first_stray(plan, numbers)
-        except Stray as stray:
-            assert error_of(f, numbers) == str(stray)
-        else:
-            jax.block_until_ready(f(numbers))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Row ops that XLA does with slices of its own: which these are, the same errors, in place as well.
+"""Row ops that XLA does with slices of its own: which these are, in place as well.
 
-That their values are the same: `test_passes.py`, and here for many rows and for windows.
+Their values: `test_passes.py`, `tests/ops/test_starts.py`. Every dtype: `tests/ops/test_dtypes.py`.
 """
 
 import functools
@@ -55,54 +55,6 @@ def over_scan(op, at, lowering, mode=None, masked=False):
         return lax.scan(body, buffer, (jnp.arange(T), values, where))
 
     return f
-
-
-def expected(op, at, buffer, values, where, masked):
-    """The same in NumPy."""
-    taken = []
-    for i in range(T):
-        options = {"where": where[i]} if masked else {}
-        given = () if op == "read" else (values[i],)
-        out = getattr(oracle, f"ta_{op}")(buffer, int(at(i)), *given, **options)
-        buffer, row = (buffer, out) if op == "read" else out if op == "swap" else (out, values[i])
-        taken.append(row)
-    return buffer, np.stack(taken)
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("op", OPS)
-def test_every_dtype(op):
-    """Outside of a loop, whose own slices do not leave all small floats as they are in every version of XLA."""
-    same = oracle.assert_same_numbers if op == "add" else oracle.assert_same_bits
-    arguments = [(random(d, 5, 3), *([] if op == "read" else [random(d, 3)])) for d in oracle.DTYPES]
-
-    def clipped_and_dropped(i, buffer, *values):
-        return OPS[op](buffer, jnp.clip(i, 1, 3), *values), OPS[op](buffer, i, *values, mode="drop")
-
-    f = jit(lambda i, arguments: [clipped_and_dropped(i, *args) for args in arguments])
-    for i in (-1, 2, 7):
-        want = [[getattr(oracle, f"ta_{op}")(b, at, *v) for at in (np.clip(i, 1, 3), i)] for b, *v in arguments]
-        jax.tree.map(same, jax.tree.leaves(f(i, arguments)), jax.tree.leaves(want))
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_rows_of_every_rank(op):
-    at, where = lambda i: (3 * i + 1) % 5, np.ones(T, bool)
-    arguments = [(random(np.int32, 5, *shape), random(np.int32, T, *shape), where) for shape in ((), (0,), (2, 1, 3))]
-    f = jit(lambda arguments: [over_scan(op, at, "xla")(*args) for args in arguments])
-    for args, found in zip(arguments, f(arguments), strict=True):
-        jax.tree.map(oracle.assert_same_bits, found, expected(op, at, *args, False))
-
-
-@pytest.mark.slow(but=3)
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("op", OPS)
-def test_an_index_out_of_range_is_an_error_in_every_lowering(op, lowering):
-    buffer, values = random(np.float32, 5, 3), random(np.float32, T, 3)
-    f = jit(over_scan(op, lambda i: i, lowering))
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=f"ta_{op}: index 5 is out of range"):
-        jax.block_until_ready(f(buffer, values, np.ones(T, bool)))
-        jt.check_errors()
 
 
 @pytest.mark.slow(but=1)
