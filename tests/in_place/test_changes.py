@@ -411,37 +411,3 @@ def test_modules_in_containers_methods_and_derivatives(nnx):
     x = jnp.ones((5, 3)).at[1].set(0.5)
     got, want = (nnx.grad(f)(net_of(nnx), x) for f in (in_place(loss), loss))
     jax.tree.map(close, got, want)
-
-
-@pytest.mark.slow
-def test_the_functional_style_of_nnx_has_the_results_of_the_function(nnx):
-    def f(graph, state, x):
-        net = nnx.merge(graph, state)
-        return net(x), nnx.state(net)
-
-    x = jnp.ones((5, 3)).at[1].set(0.5)
-    want = f(*nnx.split(net_of(nnx)), x)
-    for g in (in_place(f), jax.jit(in_place(f))):
-        got = g(*nnx.split(net_of(nnx)), x)
-        assert jax.tree.structure(got) == jax.tree.structure(want)
-        jax.tree.map(close, got, want)
-
-
-@pytest.mark.slow
-def test_a_state_that_is_split_off_is_a_value(nnx):
-    def found(place):
-        @nnx.jit
-        def gradients(net, x):
-            graph, params, rest = nnx.split(net, nnx.Param, ...)
-
-            def loss(params, rest, x):
-                net = nnx.merge(graph, params, rest, copy=True)
-                return jnp.sum(net(x) ** 2), nnx.state(net, nnx.Not(nnx.Param))
-
-            found, rest = jax.grad(place(loss), has_aux=True)(params, rest, x)
-            nnx.update(net, rest)
-            return found, nnx.state(net)
-
-        return gradients(net_of(nnx), jnp.ones((5, 3)).at[1].set(0.5))
-
-    jax.tree.map(close, found(in_place), found(lambda f: f))
