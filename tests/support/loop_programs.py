@@ -10,10 +10,9 @@ import numpy as np
 import unrolled
 from in_numpy import in_numpy, one_by_one_in_numpy
 from jax import lax
-from list_model import ListArray
 
 import jax_tensorarray as ta
-from jax_tensorarray import TensorArray, ta_add, ta_read, ta_swap, ta_write
+from jax_tensorarray import ta_add, ta_read, ta_swap, ta_write
 
 MAX = 6  # steps
 ROWS = 6
@@ -43,8 +42,6 @@ def library(residuals="auto", checkpoint=jax.checkpoint):
         write=ta_write,
         add=ta_add,
         swap=ta_swap,
-        array=TensorArray.from_array,
-        padded=lambda ta: ta.stack(pad=True),
         select=jnp.where,
         truth=jnp.asarray,
     )
@@ -58,16 +55,12 @@ PYTHON = types.SimpleNamespace(
     write=unrolled.ta_write,
     add=unrolled.ta_add,
     swap=unrolled.ta_swap,
-    array=lambda rows, dynamic_size=False, max_size=np.inf: ListArray(
-        tuple(rows), 0 * rows[0], dynamic_size, max_size, math=jnp
-    ),
-    padded=lambda ta: jnp.concatenate([ta.stack(), jnp.zeros(ta.limit - ta.size())]),
     select=lambda p, x, y: x if p else y,
     truth=bool,
 )
 
 #: name -> function of (lib, p, n) that gives a vector. p is [2 + ROWS], n the number of steps asked for.
-#: These are what random programs, and loops in loops, make never or seldom.
+#: These are what random programs, and loops in loops, make never or seldom. Arrays have a grammar of their own.
 PROGRAMS: dict[str, Any] = {}
 
 
@@ -90,14 +83,6 @@ def counted(lib, n, step, *carry):
 
 
 @program
-def until_converged(lib, p, n):
-    x, w, _ = split(p)
-    a = 1.5 + x * x  # it takes three steps or so
-    root = lib.while_loop(lambda y: jnp.abs(y * y - a) > 1e-3 / (1 + n), lambda y: (y + a / y) / 2, 1 + w * w)
-    return vector(root, root**2)
-
-
-@program
 def carries_of_every_kind(lib, p, n):
     """A pytree; integers, a bool and a complex number; what is not used, not changed, or has its gradient stopped."""
     x, w, b = split(p)
@@ -114,20 +99,6 @@ def carries_of_every_kind(lib, p, n):
     start = {"rows": b, "pair": (x, w), "none": None}, 1, lib.truth(True), x + 1j * b[0], w, x, 0.0
     c, k, flag, z, y, _, _ = counted(lib, n, step, *start)
     return vector(c["rows"], *c["pair"], k, flag, jnp.real(z), jnp.imag(z), y)
-
-
-@program
-def appends_and_pops(lib, p, n):
-    x, w, b = split(p)
-    size = n + 2 if lib is PYTHON else jnp.asarray(n, jnp.int32) + 2
-
-    def step(ta):  # two more rows, one less
-        ta, last = ta.append(x * w).append(jnp.sin(ta.read(ta.size() - 1) * w)).pop()
-        return ta.write(ta.size() - 1, last + ta.read(0))
-
-    start = lib.array(b[:2], dynamic_size=True, max_size=12)
-    array = lib.while_loop(lambda ta: ta.size() < size, step, start)
-    return vector(lib.padded(array), array.size())
 
 
 @program
