@@ -168,8 +168,8 @@ PEAKS = """
     def nested(x, n):  # its tape has room for the tape of the inner loop in each of its steps
         def body(c):
             i, y = c
-            return i + 1, y * f(x, 3, 50_000)
-        return jnp.sum(while_loop(lambda c: c[0] < n, body, (0, x), max_steps=200)[1])
+            return i + 1, y * f(x * y, 3, 1_000_000)
+        return jnp.sum(while_loop(lambda c: c[0] < n, body, (0, x), max_steps=20)[1])
 
     def along(x, n):
         return jax.jvp(lambda x: jax.grad(f)(x, n, 20_000_000), (x,), (x,))[1]
