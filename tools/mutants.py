@@ -185,6 +185,9 @@ MUTANTS = {
         ("plain:token",),
         "",
     ),
+    "max_steps of in_place is forgotten": Mutant(
+        (("_in_place/api.py", 'Request(options["max_steps"], strategy', "Request(None, strategy"),), ("plain:grad",)
+    ),
     # Masks.
     "a mask that is true for no row writes a row all the same": Mutant(
         (
@@ -442,6 +445,37 @@ MUTANTS = {
         ("ops", "plain"),
         files=("loops/test_residuals.py",),
     ),
+    "a row that a step of an inner loop overwrites first is not put back": Mutant(
+        (("_loops/log.py", "for n in reversed(self.of_carry[k]):", "for n in reversed(self.of_carry[k][1:]):"),),
+        files=("in_place/test_gradient_memory.py -k put_back",),
+    ),
+    "rows are put back by the branches that have not run": Mutant(
+        (("_loops/log.py", "        taken, *rows = rows\n", "        taken, *rows = ~rows[0], *rows[1:]\n"),),
+        files=("in_place/test_gradient_memory.py -k put_back",),
+    ),
+    "rows of one update are put back in the order in which they were written": Mutant(
+        (("_loops/log.py", '{"reverse": not params["reverse"]}', '{"reverse": params["reverse"]}'),),
+        files=("in_place/test_gradient_memory.py -k put_back",),
+    ),
+    "a log has zeros of NumPy for a branch that has not run": Mutant(
+        (
+            (
+                "_loops/log.py",
+                "*(jnp.zeros(t.shape, t.dtype) for t in self.types)",
+                "*(jnp.asarray(np.zeros(t.shape, t.dtype)) for t in self.types)",
+            ),
+            ("_loops/log.py", "import jax.numpy as jnp\n", "import jax.numpy as jnp\nimport numpy as np\n"),
+        ),
+        files=("loops/test_loops_in_loops.py -k keys",),  # NumPy has no random keys
+    ),
+    "tapes are filled with zeros": Mutant(
+        (("_loops/tapes.py", "else empty_like(aval) for", "else jnp.zeros(aval.shape, aval.dtype) for"),),
+        files=("loops/test_loops_in_place.py -k memory",),
+    ),
+    "a tape of a tape gets all rows of it": Mutant(
+        (("_loops/tapes.py", "residual, largest(residuals[n]))", "residual, jnp.int32(residual.shape[0]))"),),
+        files=("loops/test_loops_in_place.py -k memory",),
+    ),
     # Batching rules.
     "all examples have the index of the first": Mutant(
         (
@@ -549,6 +583,29 @@ MUTANTS = {
         ),
         files=("ops/test_index_errors.py -k no_steps",),
     ),
+    # Loops, branches and rules of a batch, whose examples end or branch by themselves.
+    "an example that has ended a loop takes a branch in it": Mutant(
+        (("_loops/masking.py", "Masker(self.active & (index == b))", "Masker(index == b)"),),
+        files=(f"{CATALOGUE} -k left_one_by_one",),
+    ),
+    "branches of examples hand on no buffer": Mutant(
+        (
+            (
+                "_loops/masking.py",
+                "    agreed = [v.pop() if len(v) == 1 else None for v in numbers]",
+                "    agreed = [None for v in numbers]",
+            ),
+        ),
+        files=("loops/test_under_vmap.py -k in_place",),
+    ),
+    "buffers that a scan exchanges are versions of themselves": Mutant(
+        (("_loops/masking.py", "[x.carry if change.carries[k] == k else None for", "[x.carry for"),),
+        files=("loops/test_under_vmap.py -k exchanges",),
+    ),
+    "a carry that no result depends on is differentiated": Mutant(
+        (("_loops/while_.py", "    if not options.strategy.tapes:\n        params", "    if True:\n        params"),),
+        ("ops:grad",),
+    ),
     # Transposes.
     "exchanges are undone first to last": Mutant(
         (("_ops/swap.py", '{"reverse": not params["reverse"]}', '{"reverse": params["reverse"]}'),),
@@ -639,6 +696,43 @@ MUTANTS = {
     "a checkpoint says that it is of the step after": Mutant(
         (("_loops/checkpoint.py", "[start + by, *carry]", "[start + by + 1, *carry]"),),
         files=("loops/test_loops_in_loops.py",),
+    ),
+    # Order of reads, and the record of indices.
+    "an update waits for no read before it": Mutant(
+        (("_lowering/ordering.py", "                readers.append(k)\n", "                pass\n"),),
+        files=("lowering/test_passes.py -k rows_are_read",),
+    ),
+    "a loop that updates a buffer gets no fence": Mutant(
+        (
+            (
+                "_lowering/ordering.py",
+                "                    block.fence(owner, value, results)\n",
+                "                    pass\n",
+            ),
+        ),
+        files=("lowering/test_ordering.py -k fence",),
+    ),
+    "a buffer that a branch returns is read without a barrier": Mutant(
+        (
+            (
+                "_lowering/ordering.py",
+                "        if not isinstance(self.scope.role, int):\n            return False\n",
+                "        return False\n",
+            ),
+        ),
+        files=(f"{CATALOGUE} -k histories",),
+    ),
+    "a factor that grows stays by rows": Mutant(
+        (("_lowering/columns.py", "    if not jaxprs.any_equation(jaxpr, _solves):\n", "    if True:\n"),),
+        files=(f"{CATALOGUE} -k factor",),
+    ),
+    "the last index out of range is said": Mutant(
+        (("_lowering/record.py", "lax.bitwise_and(outside, lax.eq(record[0], np.int64(0)))", "outside"),),
+        files=("lowering/test_passes.py -k is_said",),
+    ),
+    "an index that is masked is out of range": Mutant(
+        (("_lowering/record.py", "(rest[0], rest[1:]) if masked", "(None, rest[1:]) if masked"),),
+        files=("lowering/test_passes.py -k is_said",),
     ),
     # Slices.
     "a slice ignores its mask": Mutant(
