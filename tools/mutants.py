@@ -450,7 +450,7 @@ MUTANTS = {
         files=("in_place/test_gradient_memory.py -k put_back",),
     ),
     "rows are put back by the branches that have not run": Mutant(
-        (("_loops/log.py", "        taken, *rows = rows\n", "        taken, *rows = ~rows[0], *rows[1:]\n"),),
+        (("_loops/log.py", "        has_entry, *rows = rows\n", "        has_entry, *rows = ~rows[0], *rows[1:]\n"),),
         files=("in_place/test_gradient_memory.py -k put_back",),
     ),
     "rows of one update are put back in the order in which they were written": Mutant(
