@@ -46,3 +46,11 @@ def test_a_chain_of_samples(at):
         return lax.fori_loop(0, 3, step, (state, jnp.zeros(3)))
 
     return at.step(chain)(state)
+
+
+@pytest.mark.slow
+@placed("in jit", "instead of jit")
+def test_a_step_of_variational_inference(at):
+    svi = infer.SVI(model, infer.autoguide.AutoDelta(model), numpyro.optim.Adam(0.1), infer.Trace_ELBO())
+    state = jax.jit(svi.init)(jax.random.key(0), XS)
+    return at.step(svi.update)(state, XS)

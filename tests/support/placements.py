@@ -67,7 +67,7 @@ class At:
 
 
 def placed(
-    *places: str, raises: type[Exception] | None = None, is_ordered: bool = True
+    *places: str, raises: type[Exception] | None = None, is_ordered: bool = True, repairs: bool = True
 ) -> Callable[[Callable[[At], Any]], Callable[..., None]]:
     """Make a test with a case for each place of a program.
 
@@ -75,6 +75,7 @@ def placed(
         places: of those that the program marks. A program that takes long to compile has few.
         raises: the type of the error that the plain program raises, if it does.
         is_ordered: whether JAX promises an order of the effects.
+        repairs: whether `in_place` finds something to repair.
     """
     cases = [*places, pytest.param(EVERYWHERE, marks=pytest.mark.slow)] if len(places) > 1 else places
 
@@ -95,7 +96,7 @@ def placed(
                     if isinstance(outcome, Exception):
                         raise outcome
                 assert set(chosen) <= at.marked, "the program does not mark this place"
-                assert any(repaired), "`in_place` is expected to repair something"
+                assert any(repaired) == repairs, "`in_place` is expected to repair something, or nothing"
             assert_same(found, wanted)
             if not is_ordered:
                 notes, found_notes = sorted(notes, key=str), sorted(found_notes, key=str)
