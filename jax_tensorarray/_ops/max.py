@@ -150,6 +150,6 @@ ta_max_p = make_primitive(
     abstract_eval=_abstract_eval,
     jvp=_jvp,
     batch=batch_rows,
-    reference=reference.maximum,
+    reference=reference.updating(jnp.maximum),
     kernel=row_kernel("max", ("buffer", "index", "value", "where"), ("buffer",), lax.max),
 )

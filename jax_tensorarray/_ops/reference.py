@@ -68,7 +68,7 @@ def _update(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, 
     return step
 
 
-def _updating(row: Callable[[Array, Array], Array], *, takes: bool = False) -> Callable[..., Any]:
+def updating(row: Callable[[Array, Array], Array], *, takes: bool = False) -> Callable[..., Any]:
     """Return the op `for k: old[k], buffer[index[k]] = buffer[index[k]], row(buffer[index[k]], value[k])`.
 
     It returns the buffer, and `old` if it `takes` the old rows.
@@ -89,10 +89,9 @@ def added(a: Array, b: Array) -> Array:
     return lax.bitwise_or(a, b) if a.dtype == jnp.bool_ else lax.add(a, b)
 
 
-write = _updating(lambda old, value: value)
-swap = _updating(lambda old, value: value, takes=True)
-add = _updating(added)
-maximum = _updating(jnp.maximum)
+write = updating(lambda old, value: value)
+swap = updating(lambda old, value: value, takes=True)
+add = updating(added)
 
 
 def _bound(at: Array, size: int) -> Array:

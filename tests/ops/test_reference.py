@@ -23,7 +23,7 @@ PLAIN = {
     "ta_read": lambda *xs, **how: (reference.read(*xs, **how),),
     "ta_write": lambda *xs, **how: (reference.write(*xs, **how),),
     "ta_add": lambda *xs, **how: (reference.add(*xs, **how),),
-    "ta_max": lambda *xs, **how: (reference.maximum(*xs, **how),),
+    "ta_max": lambda *xs, **how: (reference.updating(jnp.maximum)(*xs, **how),),
     "ta_swap": reference.swap,
 }
 
