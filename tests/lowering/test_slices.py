@@ -216,6 +216,20 @@ def test_an_index_out_of_range_among_many_is_an_error():
         jax.block_until_ready(jax.jit(f)(np.arange(59.0), index))
 
 
+@pytest.mark.parametrize("rows", [4, 1 << 14])
+def test_all_rows_are_written_where_the_index_says_also_with_a_mask(rows):
+    """A masked write of all rows may be a select of all of the buffer if no index says which row goes where."""
+    b, index, mask = np.zeros((4, rows)), np.array([2, 0, 3, 1]), np.array([True, False, True, True])
+    row = np.arange(1.0, rows + 1)
+
+    def f(b, index, row):
+        return lax.fori_loop(0, 3, lambda k, b: ta_write(b, index, jnp.broadcast_to(row, b.shape), where=mask), b)
+
+    want = b.copy()
+    want[index[mask]] = row
+    np.testing.assert_array_equal(jit(f)(b, index, row), want)
+
+
 def test_a_buffer_is_for_slices_or_for_calls():
     """A call would demand a layout of what a barrier has passed, and XLA copy the buffer for it."""
 
