@@ -31,7 +31,17 @@ from jax_tensorarray._in_place import (
     twins,
     views,
 )
-from jax_tensorarray._in_place.values import Difference, Left, Predicate, Value, arrays, as_written, is_weak, with_type
+from jax_tensorarray._in_place.values import (
+    Difference,
+    Left,
+    Predicate,
+    Value,
+    arrays,
+    as_written,
+    elements,
+    is_weak,
+    with_type,
+)
 from jax_tensorarray._jaxprs import foreign, jaxprs, kinds, refs, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy, Tape
@@ -220,7 +230,9 @@ class Repair:
             return results, None, wanted - set(added)
         if is_viewed and (viewed := views.view(eqn, operands)) is not None:
             return viewed, None, ()
-        return [Value(x) for x in jaxprs.bind(eqn, as_written(operands))], results, ()
+        makes_version = eqn.primitive.name in registry.ENTRIES or kinds.is_update(eqn)
+        passed = as_written(operands) if makes_version else elements(operands)
+        return [Value(x) for x in jaxprs.bind(eqn, passed)], results, ()
 
     def _is_of_discarded(self, eqn: Equation) -> bool:
         """Return whether an equation makes a version of a buffer that is discarded, or reads rows of it."""

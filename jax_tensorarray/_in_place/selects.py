@@ -141,8 +141,10 @@ def _special(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], An
         if other.sparse_updates == () and jnp.issubdtype(other.dtype, jnp.inexact):
             is_kept = _is_large(buffer, active.mask.ndim) and is_of_carry(buffer)
             emptied = _written_over(buffer, other, active.inverted()) if is_kept else None
-            emptied = Value(whole()) if emptied is None else emptied
-            emptied.form = Selected(buffer, active)
+            form = Selected(buffer, active)
+            if emptied is None:
+                return Value(whole(), form=form)
+            emptied.form = form._replace(select=whole)
             return emptied
         if isinstance(other.form, Stopped) and other.form.source is buffer:
             if not jnp.issubdtype(buffer.dtype, jnp.inexact):  # integers have no derivative anyway

@@ -11,16 +11,20 @@ If the zeros are made in a branch or before an inner loop, we pass the cotangent
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax import lax
 from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place.values import Left, Selected, SparseRows, Value
+from jax_tensorarray._in_place.values import Guard, Left, Predicate, Selected, SparseRows, Value
 from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._jaxprs.uses import Uses
+from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._types import Equation
+
+Array = jax.Array
 
 
 def add(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
@@ -50,14 +54,41 @@ def _of_parts(a: Value, b: Value) -> Value | None:
         return None
     if p.updates:
         p, q = q, p
-    if p.updates or p.whole is not q.whole or not p.active.is_opposite(q.active):
+    if p.updates or not p.active.is_opposite(q.active):
         return None
-    whole = p.whole
+    whole = _either(p.active, p.whole, q.whole)
+    if whole is None:
+        return None
     for update in q.updates:
         whole = whole.updated(update, q.active)
         if not update.is_zero:  # the others had zeros there, and are not selected
             whole = whole.updated(update._replace(primitive=ta_add_p), p.active)
     return whole
+
+
+def _either(active: Predicate, yes: Value, no: Value) -> Value | None:
+    """Return the buffer that both are, with the derivative of the one or the other. None if they are two buffers.
+
+    `jax.vmap` gives each branch of a `lax.cond` the operands with derivatives for the examples that take this branch.
+    """
+    if yes is no:
+        return yes
+    buffer, has_derivative = _guarded(yes, active)
+    other, has_own = _guarded(no, active)
+    if buffer is not other or has_derivative is None or has_own is None:
+        return None
+    guard = Predicate(lax.select(active.mask, has_derivative, has_own))
+    return Value(ta_guard(guard.mask, buffer.array), before=buffer, change=Guard(guard))
+
+
+def _guarded(x: Value, like: Predicate) -> tuple[Value, Array | None]:
+    """Return the buffer in guards, and which examples have a derivative, None if these are of another batch."""
+    has_derivative: Array | None = lax.full_like(like.mask, True)
+    while isinstance(x.change, Guard) and x.before is not None:
+        own = x.change.active.mask
+        has_derivative = None if has_derivative is None or own.shape != like.mask.shape else has_derivative & own
+        x = x.before
+    return x, has_derivative
 
 
 # --- sums that are done inside -----------------------------------------------------------------------------------

@@ -138,6 +138,7 @@ class Selected(NamedTuple):
     whole: "Value"
     active: Predicate
     updates: tuple[Update, ...] = ()
+    select: Callable[[], Array] | None = None  #: makes the select, if the next version is another array: see `elements`
 
 
 class SparseRows(NamedTuple):
@@ -374,6 +375,19 @@ def arrays(values: Sequence[Value]) -> list[Array]:
             x = x.form.source
             x.is_used = True
     return [x.array for x in values]
+
+
+def elements(values: Sequence[Value]) -> list[Any]:
+    """Return the operands of an equation that is bound unchanged, and makes no version of a buffer.
+
+    A buffer that is emptied in some examples is a select there, which XLA fuses with the equation. The masked write
+    changes the buffer that the select reads, so XLA would copy it if the next step does not begin with the result.
+    """
+    operands = as_written(values)
+    for k, x in enumerate(values):
+        if isinstance(x.form, Selected) and not x.form.updates and x.form.select is not None:
+            operands[k] = x.form.select()
+    return operands
 
 
 def as_written(values: Sequence[Value]) -> list[Any]:

@@ -6,11 +6,14 @@ Plain JAX copies the buffer in more than half of them.
 import math
 import random
 
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from in_place import compiled
+from catalogue.loop import ORDERS
+from hypothesis import given, settings
+from in_place import assert_moves_no_more, compiled
 from jax import lax
 
 from jax_tensorarray import in_place
@@ -229,6 +232,23 @@ def of_each(step):
     return lambda states, xs: lax.map(one, (states, jax.tree.map(lambda x: jnp.stack([x, x]), xs)))
 
 
+def scan_of(seed, kind, examples=None):
+    """Return the text of a random step, a function that scans it, and its arguments, perhaps of several examples."""
+    text, step = Step(seed, **{kind: True} if kind in ("moves", "parts", "several") else {}).function()
+    random = np.random.default_rng(seed)
+    shape = () if examples is None else (examples,)
+    b, x = random.standard_normal((*shape, ROWS, SIZE)), random.random((*shape, STEPS, SIZE))
+    j = random.integers(1, ROWS, (*shape, STEPS, 3)).astype(np.int32)
+
+    def f(b, j, x):
+        start, steps = (
+            ((b[None] * jnp.ones((2, 1, 1)), jnp.zeros(2)), of_each(step)) if kind == "mapped" else ((b, 0.0), step)
+        )
+        return lax.scan(steps, start, (jnp.arange(1, STEPS + 1), j, x))
+
+    return text, f, (b, j, x)
+
+
 def copies(program, buffer):
     return len(hlo_text.copies_in_loops(program.as_text(), buffer.size * buffer.dtype.itemsize))
 
@@ -245,19 +265,8 @@ def copies(program, buffer):
     ],
 )
 def test_a_random_step(seed, kind):
-    text, step = Step(seed, **{kind: True} if kind in ("moves", "parts", "several") else {}).function()
-    random = np.random.default_rng(seed)
-    shape = (EXAMPLES,) if seed % 3 == 0 else ()
-    b, x = random.standard_normal((*shape, ROWS, SIZE)), random.random((*shape, STEPS, SIZE))
-    j = random.integers(1, ROWS, (*shape, STEPS, 3)).astype(np.int32)
-
-    def f(b, j, x):
-        start, steps = (
-            ((b[None] * jnp.ones((2, 1, 1)), jnp.zeros(2)), of_each(step)) if kind == "mapped" else ((b, 0.0), step)
-        )
-        return lax.scan(steps, start, (jnp.arange(1, STEPS + 1), j, x))
-
-    f = jax.vmap(f) if shape else f
+    text, f, (b, j, x) = scan_of(seed, kind, examples=EXAMPLES if seed % 3 == 0 else None)
+    f = jax.vmap(f) if seed % 3 == 0 else f
     ours, plain = (compiled(g, b, j, x) for g in (in_place(f), f))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), ours(b, j, x), plain(b, j, x))
     # Where no barrier holds, XLA makes some versions twice.
@@ -265,3 +274,17 @@ def test_a_random_step(seed, kind):
         assert not barriers_hold("cpu") or not copies(ours, b) + copies(ours, np.stack([b, b])), text
     else:
         assert copies(ours, b) <= (0 if barriers_hold("cpu") else copies(plain, b)), text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not barriers_hold("cpu"), reason="where no barrier holds, XLA makes some versions twice")
+@settings(max_examples=settings.default.max_examples // 5)
+@given(
+    seed=st.integers(0, 10**6),
+    kind=st.sampled_from(["", "moves", "parts", "mapped", "several"]),
+    order=st.sampled_from([*ORDERS]),
+)
+def test_a_random_step_moves_no_more_than_in_plain_jax(seed, kind, order):
+    _, f, args = scan_of(seed, kind, examples=EXAMPLES if "vmap" in order else None)
+    ours, plain = (ORDERS[order](f, by, (0, 2)) for by in (in_place, lambda f: f))
+    assert_moves_no_more(ours, plain, args, args[0].nbytes)

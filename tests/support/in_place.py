@@ -38,6 +38,30 @@ def whole_buffer_operations(hlo, num_bytes):
     return {op.name: op for op in [*copies, *hlo_text.whole_buffer_operations_in_loops(hlo, num_bytes)]}
 
 
+def whole_buffer_operations_per_step(hlo, num_bytes):
+    """Return how many of these one step of each loop runs at most, for all loops together.
+
+    Of a conditional that is the branch with most of them. Where most steps take the other branch, a program is better.
+    """
+    program, found = hlo_text.Hlo(hlo), whole_buffer_operations(hlo, num_bytes)
+
+    def most(computation):
+        operations = program.computations.get(computation, {}).values()
+        branches = [max(map(most, i.callees()), default=0) for i in operations if i.opcode == "conditional"]
+        calls = [most(name) for i in operations if i.opcode == "call" for name in i.callees()]
+        return sum(i.name in found for i in operations) + sum(branches) + sum(calls)
+
+    return sum(map(most, program.loops))
+
+
+def assert_moves_no_more(ours, plain, args, num_bytes):
+    """A step of a function's loops makes a whole buffer anew at most as often as a step of the same in plain JAX."""
+    moved = whole_buffer_operations_per_step(compiled(ours, *args).as_text(), num_bytes)
+    if moved:  # most programs make none, and then there is nothing to compare with
+        most = whole_buffer_operations_per_step(compiled(plain, *args).as_text(), num_bytes)
+        assert moved <= most, f"{moved} operations on whole buffers in a step, and {most} in plain JAX"
+
+
 def assert_no_whole_buffer_operation(hlo, num_bytes):
     found = whole_buffer_operations(hlo, num_bytes)
     assert not found, f"operations on the whole buffer in a loop: {found}"
