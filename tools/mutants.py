@@ -823,6 +823,67 @@ MUTANTS = {
         ),
         files=("loops/test_loops_in_loops.py",),
     ),
+    # The doctor.
+    "the branches of a conditional are not searched for copies": Mutant(
+        (
+            (
+                "_hlo/text.py",
+                "return [*_CALLED.findall(self.attributes), *branches]",
+                "return _CALLED.findall(self.attributes)",
+            ),
+        ),
+        files=("doctor/test_hlo.py -k copies_are",),
+    ),
+    "an update of an array of zeros is in place": Mutant(
+        (("_hlo/text.py", 'return i.opcode == "parameter" and updates > 0', "return updates > 0"),),
+        files=("doctor/test_hlo.py -k zeros",),
+    ),
+    "a choice of each example is taken for one of the program": Mutant(
+        (
+            (
+                "doctor/_copies.py",
+                'return "batched-choice" if any("vmap(" in name for name in names) else "whole-select"',
+                'return "whole-select"',
+            ),
+        ),
+        files=("doctor/test_messages.py -k batched-choice",),
+    ),
+    "a buffer that is carried twice is said to change places": Mutant(
+        (
+            (
+                "_hlo/buffers.py",
+                'place = "carried-twice" if finding.buffer in twice else',
+                'place = "changes-places" if finding.buffer in twice else',
+            ),
+        ),
+        files=("doctor/test_messages.py -k carried-twice",),
+    ),
+    "a line is listed for every program that has it": Mutant(
+        (("doctor/_report.py", "seen |= {finding.key for finding in new if finding.file}", "seen |= set()"),),
+        files=("doctor/test_arguments.py -k listed_once",),
+    ),
+    "the line of a primitive is in the library that binds it": Mutant(
+        (
+            (
+                "doctor/_copies.py",
+                "lines[next(itertools.chain(from_outside, ",
+                "lines[0 * next(itertools.chain(from_outside, ",
+            ),
+        ),
+        files=("doctor/test_loop_copies.py -k primitive_of_a_library",),
+    ),
+    "an argument that changes as a whole is said to be copied": Mutant(
+        (("_hlo/arguments.py", "version.changed < _FEW * size", "version.changed <= 2 * size"),),
+        files=("doctor/test_arguments.py -k something_else",),
+    ),
+    "a loop from 1 to n has a quarter of n steps": Mutant(
+        (("doctor/_quarter.py", "return n - self.steps + self.steps // 4", "return self.steps // 4"),),
+        files=("doctor/test_growth.py -k quarter_of",),
+    ),
+    "a gradient keeps all steps in each step": Mutant(
+        (("doctor/_kept.py", "shape=aval.shape[1:],", "shape=aval.shape,"),),
+        files=("doctor/test_growth.py -k rows_that",),
+    ),
 }
 
 
