@@ -349,6 +349,14 @@ MUTANTS = {
         ),
         files=(f"{CATALOGUE} -k starting_again",),
     ),
+    "a part of a cotangent has the derivative of the other branch": Mutant(
+        (("_in_place/sums.py", "active.mask, has_derivative, has_own", "active.mask, has_own, has_derivative"),),
+        files=("in_place/test_starting_again.py -k derivative_of_its_branch",),
+    ),
+    "a masked write of all rows has no index": Mutant(
+        (("_lowering/choice.py", "shape == () and tuple(window)", "(*shape, *window)"),),
+        files=("lowering/test_slices.py -k all_rows_are_written",),
+    ),
     # Indices that are computed again.
     "equations of other operands make the same index": Mutant(
         (

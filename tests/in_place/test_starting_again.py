@@ -107,3 +107,21 @@ def test_a_version_is_used_by_what_has_its_elements(used):
     got = compiled(in_place(f), *args)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), got(*args), in_numpy(f)(*args))
     assert not hlo_text.copies_in_loops(got.as_text(), FIRST.nbytes)
+
+
+def test_a_part_of_a_cotangent_has_the_derivative_of_its_branch():
+    """Each branch of a batched `cond` gets the operands with the derivative of the examples that take it."""
+
+    def loss(n, b):
+        def step(b, k):
+            return lax.cond(k < n, lambda _: b, lambda b: b, b), None
+
+        return jnp.sum(jnp.sin(lax.scan(step, b, jnp.arange(5))[0]))
+
+    n, b = jnp.array([1, 3]), np.linspace(-1, 1, 80).reshape(2, 40)
+    gradient = jax.vmap(jax.grad(loss, 1))
+
+    def along(gradient):
+        return lambda b: jax.jvp(lambda b: gradient(n, b), (b,), (jnp.cos(b),))[1]
+
+    np.testing.assert_allclose(jax.jit(along(in_place(gradient)))(b), in_numpy(along(gradient))(b), rtol=1e-12)
