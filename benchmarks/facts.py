@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import evidence
 from benchmarks.wild import __main__ as wild
 from benchmarks.wild import report
-from benchmarks.wild.report import NOISE
+from benchmarks.wild.measure import NOISE
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -62,7 +62,8 @@ def _of_wild() -> dict[str, str]:
     rows = sorted(wild.stored(), key=report.gain, reverse=True)
     libraries = [report.BY_NAME[row.name].library for row in rows]
     best = [report.gain(row) for row in rows]
-    slower = [1 / of[-1].gain for row in rows for of in (row.forward, row.gradient) if of and of[-1].gain < 1 / NOISE]
+    worst = [max((1 / found.gain for _, found in report.slower(row)), default=0) for row in rows]
+    slower = [(library, worse) for library, worse in zip(libraries, worst, strict=True) if worse]
     found = {
         name: [(library, gain) for library, gain in zip(libraries, best, strict=True) if low <= gain < high]
         for name, (low, high) in {"ten": (10, 1e9), "two": (2, 10), "some": (NOISE, 2), "none": (0, NOISE)}.items()
@@ -77,7 +78,7 @@ def _of_wild() -> dict[str, str]:
     }
 
 
-def _distribution(found: Mapping[str, list[tuple[str, float]]], slower: list[float]) -> str:
+def _distribution(found: Mapping[str, list[tuple[str, float]]], slower: list[tuple[str, float]]) -> str:
     def such_as(of: list[tuple[str, float]]) -> str:
         best: dict[str, float] = {}
         for library, gain in of:
@@ -91,10 +92,10 @@ def _distribution(found: Mapping[str, list[tuple[str, float]]], slower: list[flo
         "some": f"{NOISE} to two times as fast",
         "none": f"the same, within {100 * (NOISE - 1):.0f} %",
     }
-    if slower:
-        many = "one variant takes" if len(slower) == 1 else f"{len(slower)} variants take up to"
-        about["none"] += f"; {many} {max(slower):.1f} times as long"
     lines = [f"| {text} | {len(found[name])} | {such_as(found[name])} |" for name, text in about.items()]
+    if slower:
+        names = ", ".join(f"{name} ({worse:.2f} times as long)" for name, worse in slower)
+        lines.append(f"| at one of its sizes slower by more | {len(slower)} | {names} |")
     return "\n".join(["| with `in_place` | programs | such as |", "|---|--:|---|", *lines])
 
 

@@ -8,7 +8,6 @@ temporaries, and last the time of both.
 import argparse
 import contextlib
 import json
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ import jax
 
 from benchmarks.harm.program import VARIANTS
 from benchmarks.pages import filled
-from benchmarks.wild.measure import seconds_of
+from benchmarks.wild.measure import instructions, seconds_of
 from jax_tensorarray._in_place import layouts, parts, registers, repair, stacks, sums, twins, views
 from jax_tensorarray._jaxprs import foreign, refs
 from jax_tensorarray.doctor import watch
@@ -115,18 +114,13 @@ def compiled(case: Case) -> tuple[Any, Sequence[Any], list[Any]]:
     return program, args, found.copies
 
 
-def _instructions(program: Any) -> str:
-    """The HLO of a program without the lines of the source."""
-    return re.sub(r", metadata=\{[^}]*\}|^FileNames.*?\n\n", "", program.as_text(), flags=re.S | re.M)
-
-
 def compared(case: Case, family: str) -> dict[str, Any]:
     """What the doctor finds, with and without the family, XLA's temporaries, and how many times as long it takes."""
     program, args, copies = compiled(case)
     with without(family):
         other, _, more = compiled(case)
-    same = _instructions(program) == _instructions(other)
-    took = [1.0, 1.0] if same else seconds_of([program, other], args, 0.5)
+    same = instructions(program) == instructions(other)
+    took = [1.0, 1.0] if same else seconds_of([program, other], args, 0.25)
     return {
         "operations": [len(copies), len(more)],
         "bytes": [sum(c.num_bytes for c in copies), sum(c.num_bytes for c in more)],

@@ -3,9 +3,11 @@
 import argparse
 import json
 import os
+import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -40,17 +42,18 @@ def main() -> int:
         except ImportError as error:
             print(f"{program.name}: left out, {error}", file=sys.stderr)
             continue
-        print(f"{program.name}: {report.gain(rows[-1]):.2f} times as fast", file=sys.stderr, flush=True)
+        print(report.line(rows[-1]), file=sys.stderr, flush=True)
+        if options.write:
+            RESULTS.write_text(_as_json(with_stored(rows)))
     print(report.table(rows))
     if options.json:
         options.json.write_text(_as_json(rows))
     if options.write:
         kept = with_stored(rows)
-        RESULTS.write_text(_as_json(kept))
         report.draw(kept, ROOT / "docs/background/public_programs.svg")
         TABLE.write_text(filled(TABLE.read_text(), report.BEGIN, report.table(kept)))
         print("run python -m benchmarks.facts, which writes the figures of the pages", file=sys.stderr)
-    different = [row.name for row in rows if not all(x.is_equal for x in (*row.forward, *row.gradient))]
+    different = [row.name for row in rows if not all(found.is_equal for found in row.found)]
     print(f"Results differ in {', '.join(different)}" if different else "All results are equal.", file=sys.stderr)
     return int(bool(different))
 
@@ -70,12 +73,16 @@ def _as_json(rows: list[Row]) -> str:
         "pinned_to": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "rows": [_plain(row) for row in rows],
     }
-    return json.dumps(made, indent=1) + "\n"
+    return re.sub(r"\n {6}|\n {5}(?=\})", " ", json.dumps(made, indent=1)) + "\n"  # a line for each size
 
 
 def _plain(row: Row) -> dict[str, object]:
-    passes = {"forward": row.forward, "gradient": row.gradient}
-    return row._asdict() | {name: [found._asdict() for found in of] for name, of in passes.items()}
+    passes = {which: [_rounded(found._asdict()) for found in of] for which, of in row.passes.items()}
+    return row._asdict() | {"passes": passes}
+
+
+def _rounded(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in found.items()}
 
 
 def stored() -> list[Row]:
@@ -84,7 +91,7 @@ def stored() -> list[Row]:
         Row(
             row["name"],
             row["version"],
-            *([Found(**found) for found in row[which]] for which in ("forward", "gradient")),
+            {which: [Found(**found) for found in of] for which, of in row["passes"].items()},
         )
         for row in json.loads(RESULTS.read_text())["rows"]
     ]

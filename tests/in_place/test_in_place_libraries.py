@@ -18,8 +18,9 @@ from benchmarks.harm.program import VARIANTS, Program, normal
 from benchmarks.harm.programs import PROGRAMS as HARM
 from benchmarks.wild import __main__ as command
 from benchmarks.wild import report
-from benchmarks.wild.measure import found
+from benchmarks.wild.measure import found, functions_of
 from benchmarks.wild.programs import PROGRAMS
+from jax_tensorarray import in_place
 
 pytestmark = pytest.mark.usefixtures("in_single_precision")
 
@@ -50,18 +51,19 @@ def test_a_library_gives_what_it_gave(program):
 
         return jax.value_and_grad(total, has_aux=True)(*args)
 
-    value = found(with_gradient if program.gradient else f, args, 0, seconds=0)
+    plain = with_gradient if program.gradient else f
+    (value,) = found(plain, {"forward": in_place(plain)}, args, 0, seconds=0).values()
     assert value.is_equal, value
 
 
 def test_the_tables_have_what_was_measured():
-    """All programs were measured, at both sizes, with the same results."""
+    """All programs were measured, at all sizes and in both orders of the gradient, with the same results."""
     measured = command.stored()
     assert [row.name for row in measured] == [program.name for program in PROGRAMS]
     for program, row in zip(PROGRAMS, measured, strict=True):
-        passes = [row.forward, row.gradient] if program.gradient else [row.forward]
-        assert all([x.size for x in of] == [program.small, program.large] for of in passes)
-        assert all(x.is_equal for of in passes for x in of)
+        assert list(row.passes) == ["forward", "grad(in_place)", "in_place(grad)"][: 3 if program.gradient else 1]
+        assert all(tuple(x.size for x in of) == program.sizes for of in row.passes.values())
+        assert all(x.is_equal for x in row.found)
     table = command.TABLE.read_text()
     assert pages.filled(table, report.BEGIN, report.table(measured)) == table, "run python -m benchmarks.wild --write"
     table = families.TABLE.read_text()
@@ -94,6 +96,13 @@ def filled(x):
 
 def summed(x):
     return jax.lax.fori_loop(0, 300, lambda i, s: jnp.tanh(s + x), x)
+
+
+@pytest.mark.parametrize("f, unchanged", [(summed, [True] * 3), (filled, [False] * 3)])
+def test_a_program_is_unchanged_if_its_instructions_are(f, unchanged):
+    args = [jnp.ones((300, 8))]
+    passes = [found(plain, ours, args, 0, seconds=0).values() for plain, ours in functions_of(f, gradient=True)]
+    assert [one.is_unchanged for of in passes for one in of] == unchanged
 
 
 @pytest.mark.slow
