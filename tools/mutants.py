@@ -354,7 +354,10 @@ MUTANTS = {
         files=("in_place/test_starting_again.py -k derivative_of_its_branch",),
     ),
     "a masked write of all rows has no index": Mutant(
-        (("_lowering/choice.py", "shape == () and tuple(window)", "(*shape, *window)"),),
+        (
+            ("_lowering/choice.py", "and shape == ()", ""),
+            ("_lowering/choice.py", "tuple(window) == tuple(sizes) and num_bytes", "num_bytes"),
+        ),
         files=("lowering/test_slices.py -k all_rows_are_written",),
     ),
     # Indices that are computed again.

@@ -140,9 +140,6 @@ class Chooser:
         ):
             return None
         does_both = is_swap if at_once else not is_read and (not is_write or masked or drops)
-        # A GPU would wait for the host to know whether the mask is true anywhere.
-        is_all = shape == () and tuple(window) == tuple(sizes) and not drops
-        is_whole = is_write and masked and is_all and scope.is_in_loop and self.platform == "cpu"
         how = How(
             batch_dims=batch_dims,
             sizes=sizes,
@@ -158,8 +155,11 @@ class Chooser:
             shared=shared,
             by_windows=by_windows,
             at_once=at_once,
-            is_whole=is_whole,
-            if_any=is_whole and self._may_ask(scope, buffer, rest[0]),
+            if_any=is_write
+            and masked
+            and not drops
+            and shape == ()
+            and self._may_ask(scope, buffer, rest[0], sizes, window),
             barriers_hold=self.barriers_hold,
         )
         if is_tape:
@@ -179,14 +179,15 @@ class Chooser:
         is_ordered = not unordered and (does_both or bool(readers_of(eqn)))
         return Rewrite(how._replace(ordered=is_ordered), passes_on=True)
 
-    def _may_ask(self, scope: Scope, buffer: Atom, value: Atom) -> bool:
+    def _may_ask(self, scope: Scope, buffer: Atom, value: Atom, sizes: Sequence[int], window: Sequence[int]) -> bool:
         """Return whether a branch on `any(mask)` takes less time than a select over all of a buffer.
 
-        Rows that a step computes take as long as the buffer.
+        On a GPU the branch would wait for the host. Rows that a step computes take as long as the buffer.
         """
         source = repeated_by(scope, value)[0]
         is_cheap = scope.maker(source) is None or 4 * num_bytes(source) <= num_bytes(buffer)
-        return is_cheap and num_bytes(buffer) >= _gates.REPLACED_BYTES
+        is_all = tuple(window) == tuple(sizes) and num_bytes(buffer) >= _gates.REPLACED_BYTES
+        return self.platform == "cpu" and scope.is_in_loop and is_all and is_cheap
 
     def _is_duplicated(self, scope: Scope, buffer: Atom) -> bool:
         """Return whether XLA may duplicate the update that made this version into a fusion that reads a row.

@@ -347,7 +347,6 @@ OTHER, ITSELF = 3, 2
 @settings(max_examples=settings.default.max_examples // 5)
 @given(program=programs(), order=st.sampled_from([*ORDERS_OF_IN_PLACE]), scale=st.sampled_from([200, 2000]))
 @example(choosing(ITSELF), "in_place(vmap(grad))", 200)
-@example(choosing(OTHER), "in_place(vmap(grad))", 200)
 @example(choosing(OTHER), "in_place(vmap(grad))", 2000)
 def test_a_random_plain_program_moves_no_more_than_in_plain_jax(program, order, scale):
     """Of buffers that are large enough for it to matter."""
