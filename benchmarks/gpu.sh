@@ -52,7 +52,7 @@ elif [ "$install" = yes ]; then
 fi
 
 # Kernel tests: what the ops mean, on sizes that fill a GPU too. TENSORARRAY_NEEDS_GPU turns skips into failures.
-kernels=(tests/gpu/test_gpu.py tests/ops/test_rows.py tests/ops/test_dtypes.py)
+kernels=(tests/gpu/test_gpu.py tests/ops/test_starts.py tests/ops/test_dtypes.py)
 [ "$platform" = cpu ] || export TENSORARRAY_NEEDS_GPU=1
 workers=$(($(nproc) > 12 ? 12 : $(nproc)))
 part "kernel tests" 60 "$python" -m pytest -q -n "$workers" "${kernels[@]}" tests/ops/test_index_errors.py

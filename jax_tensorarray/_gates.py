@@ -104,6 +104,12 @@ SLICES = 16
 #: for any number of rows. With few slices, XLA compiles the loop to one function.
 SLICES_ON_CPU = 4
 
+#: The same for updates that neither return old rows nor have a mask. With five to eight rows, slices take 0.6 to 1.0
+#: times as long as one scatter, their gradients 0.25 to 1.0 times. Reads of eight rows would take up to 2.3 times as
+#: long. Rows of several examples are not counted here: often another op of the loop stays a scatter, so XLA would run
+#: each slice by itself, and `full_cond` would take 4 times as long (CPU, jax 0.12, rows of 1 to 512 floats).
+SLICES_OF_UPDATES = 8
+
 #: An op reads and writes a row of at most so many bytes by slices if a branch must order the two. For longer rows XLA
 #: does not compile the branch into the loop, which takes longer than one call: gradients of programs of
 #: `benchmarks.harm` take 1.0 to 1.7 times as long (jax 0.10.2).

@@ -34,7 +34,7 @@ TOOLS = ["twine", "abi3audit", *(["auditwheel"] if sys.platform == "linux" else 
 HEADER = "from jax_tensorarray.doctor._header import header; print(*header(), sep='\\n')"
 
 #: The kernels, their errors, and what is done with a plugin.
-TESTS = ["package/test_plugin.py", *(f"ops/test_{name}.py" for name in ("primitives", "empty", "errors", "rows"))]
+TESTS = ["package/test_plugin.py", *(f"ops/test_{name}.py" for name in ("primitives", "empty", "errors", "starts"))]
 
 #: For Python 3.11, and for 3.12 and newer.
 KINDS = ["cp311", "abi3"]

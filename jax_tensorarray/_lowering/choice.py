@@ -56,7 +56,6 @@ class Chooser:
         self.default, self.platform, self.divided = default_lowering(), platform, divided
         self.most_slices = _gates.SLICES if platform == "cpu" or platform in WITHOUT_KERNELS else 1
         self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
-        self.slices_of_a_loop = _gates.SLICES_ON_CPU if self.barriers_hold else 1
         self.checks_outside = any(
             eqn.primitive is ta_check_p and is_strict(eqn) and not eqn.params.get("effect")
             for scope in all_scopes(program)
@@ -92,6 +91,12 @@ class Chooser:
         if of_row is None or not of_row.how.ordered or self.barriers_hold:
             return of_row
         return of_row if self._can_order(scope) and not _is_long(eqn, of_row.how) else None
+
+    def _most_slices(self, only_updates: bool) -> int:
+        """Return the most rows of an op that become slices in a loop on a CPU."""
+        if not self.barriers_hold:
+            return 1
+        return _gates.SLICES_OF_UPDATES if only_updates else _gates.SLICES_ON_CPU
 
     def _can_order(self, scope: Scope) -> bool:
         """Return whether reads can come before updates: by a barrier, or by a number that is 0."""
@@ -130,7 +135,8 @@ class Chooser:
         # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
         count, each = math.prod(positions), math.prod(positions[batch_dims - shared :])
         is_box = by_windows and len(window) > 1
-        most = self.slices_of_a_loop if self.platform == "cpu" else self.most_slices
+        only_updates = shared == batch_dims and not (is_read or is_swap or masked or drops)
+        most = self._most_slices(only_updates) if self.platform == "cpu" else self.most_slices
         if self.platform == "cpu" and is_write and 1 < count <= most and _is_vectorised(scope, rest[0]):
             most = 1
         at_once = count > most and not is_tape and self._can_be_at_once(scope, eqn, element, each, is_box)

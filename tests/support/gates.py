@@ -32,6 +32,7 @@ WAYS = {
     "SENT_BYTES": (16, math.inf),
     "SLICES": (64, 0),  # hundreds of slices take XLA minutes
     "SLICES_ON_CPU": (64, 0),
+    "SLICES_OF_UPDATES": (64, 0),
     "SLICED_BYTES": (math.inf, 0),
     "REPLACED_BYTES": (0, math.inf),
     "VECTOR_ELEMENTS": (0, math.inf),
