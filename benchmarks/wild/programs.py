@@ -818,9 +818,7 @@ def s2fft_forward(n: int) -> Any:
     2500,
     10000,
     note="""The queue shifts its rows only if it is full, as the shortest one is at the end. The others never are.
-`in_place` makes the queue a circular buffer and writes eight rows by one scatter, which takes longer than the one slice
-of plain JAX: 3 to 5 us more in each of the 200 steps. With eight slices (`SLICES_ON_CPU` of 8) a step takes about as
-long as in plain JAX.""",
+`in_place` makes the queue a circular buffer and writes the eight new rows one by one.""",
 )
 def brax_queue(n: int) -> Any:
     return _queue(n, is_full=False)
