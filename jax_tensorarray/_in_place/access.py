@@ -26,9 +26,7 @@ from jax_tensorarray._in_place.values import Left, Update, Value, arrays
 from jax_tensorarray._ops.primitive import Params, row_params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import along_axes, in_range, positions_of
-
-Array = jax.Array
-
+from jax_tensorarray._types import Array
 
 # --- the indices along one axis -----------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ Two offsets of the second kind are the same if equal equations compute them.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -16,9 +15,7 @@ from jax_tensorarray._in_place.maps import Map, Start
 from jax_tensorarray._in_place.values import Left, Value
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._ops.starts import in_range
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 class Box(NamedTuple):

@@ -23,9 +23,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, refs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._ops.primitive import is_zero
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,7 @@ from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.api import run_while
 from jax_tensorarray._loops.while_ import OF_JAX, OF_WHILE_LOOP
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 def scan(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:

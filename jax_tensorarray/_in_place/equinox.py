@@ -16,9 +16,7 @@ from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Left, Predicate, Value
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.strategy import Tape
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 def select_if_vmap(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:

@@ -25,9 +25,7 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import along_axes, in_range, sizes_of
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 def _are_ones(x: Value) -> bool:

@@ -25,9 +25,7 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.starts import along_axes, in_range, sizes_of
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import Equation, bytes_of
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation, bytes_of
 
 
 class OneHotRows:

@@ -9,15 +9,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-import jax
 from jax.extend.core import Jaxpr, Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, batching, mlir
 
 from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 def explaining_gradients(jaxpr: Jaxpr, text: str) -> Callable[..., list[Array]]:

@@ -31,9 +31,7 @@ from jax_tensorarray._in_place.values import Guard, Origin, Selected, Taken, Upd
 from jax_tensorarray._jaxprs import jaxprs, kinds, registry
 from jax_tensorarray._jaxprs.kinds import READS
 from jax_tensorarray._ops.primitive import Params
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 # --- equations whose results are views ----------------------------------------------------------------------------
 

@@ -18,9 +18,7 @@ from jax.extend.core.primitives import iota_p
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import ELEMENTWISE
-from jax_tensorarray._types import Equation, bytes_of
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation, bytes_of
 
 
 class Coordinate(NamedTuple):

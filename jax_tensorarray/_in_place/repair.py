@@ -46,10 +46,9 @@ from jax_tensorarray._jaxprs import foreign, jaxprs, kinds, refs, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._ops.primitive import ROW_OPS
-from jax_tensorarray._types import Equation
+from jax_tensorarray._types import Array, Equation
 from jax_tensorarray.checkpoint_policies import save_reads
 
-Array = jax.Array
 Rule = Callable[[Any, Sequence[Value]], list[Value] | Left]
 
 #: Loops of JAX by the rules for them, which `control` adds. A rule removes from `added` the sums that it performs.

@@ -18,9 +18,8 @@ from jax_tensorarray._in_place import access, explained, rows
 from jax_tensorarray._in_place.values import Left, Origin, Taken, Update, Value, as_written
 from jax_tensorarray._jaxprs import jaxprs, kinds, registry
 from jax_tensorarray._ops.primitive import Params
-from jax_tensorarray._types import Equation
+from jax_tensorarray._types import Array, Equation
 
-Array = jax.Array
 Held = Any  #: a value in the representation, or another one, by default an array
 
 #: From the evaluator, an equation and its operands to the results. It returns None if the equation is to get arrays.

@@ -24,9 +24,7 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, IDENTITIES, LOGIC, READS, UPDATES
 from jax_tensorarray._ops.primitive import row_params
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 class Ring(NamedTuple):

@@ -32,9 +32,7 @@ from jax_tensorarray._ops.primitive import ROW_OPS, Params, is_packed, row_param
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import in_range, joined, positions_of
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import INT32_MAX, Equation
-
-Array = jax.Array
+from jax_tensorarray._types import INT32_MAX, Array, Equation
 
 
 class Address(NamedTuple):

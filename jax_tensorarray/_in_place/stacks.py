@@ -28,9 +28,7 @@ from jax_tensorarray._ops.primitive import ROW_OPS, may_raise
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.starts import along_axes, for_each, joined
 from jax_tensorarray._ops.write import ta_write
-from jax_tensorarray._types import INT32_MAX, Equation
-
-Array = jax.Array
+from jax_tensorarray._types import INT32_MAX, Array, Equation
 
 
 class Stacks(NamedTuple):

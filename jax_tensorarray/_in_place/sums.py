@@ -11,7 +11,6 @@ If the zeros are made in a branch or before an inner loop, we pass the cotangent
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 from jax import lax
 from jax.extend import core as jex
 from jax.extend.core import Jaxpr
@@ -22,9 +21,7 @@ from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.add import ta_add_p
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 def add(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:

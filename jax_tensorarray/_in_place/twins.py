@@ -23,9 +23,7 @@ from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import FILLS
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 def carried_once(loop: registry.Body, inputs: Sequence[Value]) -> tuple[registry.Body, list[int]]:

@@ -17,9 +17,7 @@ from jax_tensorarray._ops.primitive import Params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import along_axes, joined, positions_of
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import Equation
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation
 
 
 class Left(NamedTuple):

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
@@ -33,9 +32,7 @@ from jax_tensorarray._in_place.values import Left, Value, View, arrays, as_writt
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged
 from jax_tensorarray._jaxprs.kinds import CHEAP, ELEMENTWISE, LAYOUT, READS, is_update
-from jax_tensorarray._types import Equation, bytes_of
-
-Array = jax.Array
+from jax_tensorarray._types import Array, Equation, bytes_of
 
 
 def viewed(jaxpr: Jaxpr, masks: frozenset[Any] = frozenset()) -> frozenset[Any]:
