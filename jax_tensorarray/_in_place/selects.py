@@ -27,7 +27,6 @@ from jax_tensorarray._in_place.values import (
     Broadcast,
     Difference,
     Form,
-    Guard,
     LastCarry,
     Left,
     Predicate,
@@ -40,7 +39,6 @@ from jax_tensorarray._in_place.values import (
 )
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import LOGIC, is_update
-from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.primitive import row_params
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import Equation
@@ -149,7 +147,7 @@ def _special(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], An
         if isinstance(other.form, Stopped) and other.form.source is buffer:
             if not jnp.issubdtype(buffer.dtype, jnp.inexact):  # integers have no derivative anyway
                 return buffer
-            return Value(ta_guard(active.mask, buffer.array), before=buffer, change=Guard(active))
+            return buffer.guarded(active)
     return None
 
 

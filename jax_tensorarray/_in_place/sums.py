@@ -19,7 +19,6 @@ from jax_tensorarray import _compat
 from jax_tensorarray._in_place.values import Guard, Left, Predicate, Selected, SparseRows, Value
 from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._jaxprs.uses import Uses
-from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._types import Array, Equation
 
@@ -74,8 +73,7 @@ def _either(active: Predicate, yes: Value, no: Value) -> Value | None:
     other, has_own = _guarded(no, active)
     if buffer is not other or has_derivative is None or has_own is None:
         return None
-    guard = Predicate(lax.select(active.mask, has_derivative, has_own))
-    return Value(ta_guard(guard.mask, buffer.array), before=buffer, change=Guard(guard))
+    return buffer.guarded(Predicate(lax.select(active.mask, has_derivative, has_own)))
 
 
 def _guarded(x: Value, like: Predicate) -> tuple[Value, Array | None]:

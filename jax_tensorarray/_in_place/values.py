@@ -13,6 +13,7 @@ from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.primitive import Params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import along_axes, joined, positions_of
@@ -356,6 +357,10 @@ class Value:
         if self.taken is not None and (taken := self.taken.updated(update)) is not None:
             return Value(None, lens=taken, before=self, change=update, became=became)
         return Value(update.apply(self.array), before=self, change=update, became=became)
+
+    def guarded(self, active: Predicate) -> "Value":
+        """Return the same buffer with a derivative in the active examples only."""
+        return Value(ta_guard(active.mask, self.array), before=self, change=Guard(active))
 
     def versions(self) -> "Iterator[Value]":
         """Yield this version and all before it, newest first."""

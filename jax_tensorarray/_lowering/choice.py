@@ -1,9 +1,9 @@
 """Choose which row ops become slices of XLA's own, and how. `slices` explains when slices are as good as calls.
 
-The platform and the number of rows decide first: `_gates.SLICES`, `_gates.SLICES_ON_CPU`, and `sorting` for a GPU. The
-other conditions are of two kinds. For some ops XLA's own operations differ from ours: small floats, packed types, an
-index that raises, and examples that are divided among devices. For the others we measured a program, which `_gates`
-names.
+The platform and the number of rows decide first: `_gates.SLICES`, `_gates.SLICES_ON_CPU`, `_gates.SLICES_OF_UPDATES`,
+and `sorting` for a GPU. The other conditions are of two kinds. For some ops XLA's own operations differ from ours:
+small floats, packed types, an index that raises, and examples that are divided among devices. For the others we
+measured a program, which `_gates` names.
 
 Before jaxlib 0.12 no barrier holds on a CPU, and a branch puts reads before updates instead. We measured what this is
 worth. With calls where an order is needed, 290 of 471 programs and gradients of `benchmarks.harm` are compiled to
@@ -92,8 +92,8 @@ class Chooser:
             return of_row
         return of_row if self._can_order(scope) and not _is_long(eqn, of_row.how) else None
 
-    def _most_slices(self, only_updates: bool) -> int:
-        """Return the most rows of an op that become slices in a loop on a CPU."""
+    def _slices_on_cpu(self, only_updates: bool) -> int:
+        """Return the largest number of rows that an op may have to become slices in a loop on a CPU."""
         if not self.barriers_hold:
             return 1
         return _gates.SLICES_OF_UPDATES if only_updates else _gates.SLICES_ON_CPU
@@ -136,7 +136,7 @@ class Chooser:
         count, each = math.prod(positions), math.prod(positions[batch_dims - shared :])
         is_box = by_windows and len(window) > 1
         only_updates = shared == batch_dims and not (is_read or is_swap or masked or drops)
-        most = self._most_slices(only_updates) if self.platform == "cpu" else self.most_slices
+        most = self._slices_on_cpu(only_updates) if self.platform == "cpu" else self.most_slices
         if self.platform == "cpu" and is_write and 1 < count <= most and _is_vectorised(scope, rest[0]):
             most = 1
         at_once = count > most and not is_tape and self._can_be_at_once(scope, eqn, element, each, is_box)
