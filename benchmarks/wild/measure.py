@@ -60,7 +60,7 @@ class Found(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What is found of a program, for each pass at its sizes."""
+    """The measurements of a program: for each pass, one at each size."""
 
     name: str
     version: str
@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
     @property
     def found(self) -> list[Found]:
-        """All that is found, of all passes."""
+        """The measurements of all passes."""
         return [found for sizes in self.passes.values() for found in sizes]
 
 

@@ -69,7 +69,7 @@ def _what_is_found(found: Found) -> str:
 
 
 def _gains(of: Sequence[Found]) -> str:
-    """What is gained at which size."""
+    """Return the gain at each size."""
     texts = [_gained(found) for found in of]
     if len(set(texts)) == 1 and texts[0] in ("the same", "unchanged"):
         return texts[0]

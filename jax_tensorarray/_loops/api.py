@@ -40,7 +40,7 @@ _Stacked = TypeVar("_Stacked")
 #: The strategies without arguments, by name.
 ByName = Literal["auto", "tape", "recompute", "undo"]
 
-#: What a loop does after `max_steps` steps if its condition is still true.
+#: After `max_steps` steps, a loop whose condition is still true raises or stops.
 OnLimit = Literal["raise", "stop"]
 
 #: The strategies of reverse mode, by name.

@@ -55,7 +55,7 @@ class Roles:
         rest = rank - len(batch)
         if role == "buffer":
             parts: list[Label] = [None] if self.name.endswith("_part") else []
-            # Of several axes only the outermost may be divided: then the rows of a device are consecutive.
+            # Only the outermost of several axes may be divided, so that the rows of a device are consecutive.
             rows: list[Label] = [("rows", 0), *[None] * (self.index_dims - 1)] if rest else []
             return [*batch, *rows, *parts, *_elements(rest - len(rows) - len(parts))]
         if role == "parts of a row":

@@ -1,7 +1,7 @@
 """What to do about a loop that copies a buffer."""
 
-#: What to do, by the cause, which is a heading of `docs/reference/messages.md`, and stays the same. Each begins with
-#: `in_place` if `in_place` removes the cause.
+#: The advice for each cause. A cause is a heading of `docs/reference/messages.md`, and its name never changes. The
+#: advice begins with `in_place` if `in_place` removes the cause.
 ADVICE = {
     "changes-places": "Put in_place around the function: it removes these copies. The loop returns a buffer at another "
     "position of the carry (`return b, a`), so XLA moves the buffer. By hand: keep each buffer at its position, and "

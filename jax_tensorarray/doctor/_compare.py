@@ -35,7 +35,7 @@ _PRINTED = 1e-3
 
 @dataclass
 class Recorded:
-    """What a run has recorded."""
+    """The record of a run."""
 
     #: By the function and the number of the call: by their paths, the arrays in the result, each with its dtype in JAX.
     calls: dict[tuple[str, int], dict[str, tuple[Any, str]]] = field(default_factory=dict)

@@ -127,7 +127,7 @@ def examples_that_read_in_a_step(ops, x):
 
 
 def attention(write_first, x):
-    """To the rows before this one. What is written is not a row that is looked at."""
+    """A step attends to the rows before its own, and never to the row that it writes."""
 
     def body(c, i):
         b, query = c

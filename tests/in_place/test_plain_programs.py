@@ -338,7 +338,7 @@ def choosing(ref):
     return Program((8, 8, 8), "int64", 4, Block((loop,), own))
 
 
-#: Of the buffers S that a branch sees: the other one of the step, and the same one.
+#: The numbers of two of the buffers S that a branch sees: the other one of the step, and the same one.
 OTHER, ITSELF = 3, 2
 
 
