@@ -99,9 +99,11 @@ def discarded(jaxpr: Jaxpr) -> frozenset[Any]:
 
     An example is a change that a step tries: `rows = b.at[i].set(x)[j]`, and the step returns `b`. XLA computes these
     rows alone. An update in place would copy the buffer first. Arrays computed from such a version are versions, too.
+    So are choices by place, as in `jnp.where(jnp.arange(n) == i, x, b)[j]`.
     """
     opened = _compat.opened(jaxpr)
-    found, others = _discarded(opened, (True,) * len(opened.outvars), (False,) * len(opened.invars))
+    neither = (False,) * len(opened.invars)
+    found, others = _discarded(opened, (True,) * len(opened.outvars), neither, neither)
     return found - others
 
 
@@ -111,23 +113,29 @@ _ONE_BY_ONE = ELEMENTWISE | LAYOUT
 
 @_compat.cached
 def _discarded(
-    jaxpr: Jaxpr, outputs: tuple[bool, ...], versions: tuple[bool, ...]
+    jaxpr: Jaxpr, outputs: tuple[bool, ...], versions: tuple[bool, ...], masks: tuple[bool, ...]
 ) -> tuple[frozenset[Any], frozenset[Any]]:
     """Return the variables that are discarded, and others: a function may be called for one and for the other.
 
-    The flags are of outputs that are used as a whole, and of inputs that are discarded versions.
+    The flags are of outputs that are used as a whole, of inputs that are discarded versions, and of inputs that are
+    computed from the numbers of places: a `select_n` by such a mask is an update.
     """
     kept, found, others = _kept(jaxpr, outputs), set(flagged(jaxpr.invars, versions)), set[Any]()
+    of_places = set(flagged(jaxpr.invars, masks))
     for eqn in jaxpr.eqns:
-        is_version = [not isinstance(v, jex.Literal) and v in found for v in eqn.invars]
+        is_version, is_mask = (
+            [not isinstance(v, jex.Literal) and v in some for v in eqn.invars] for some in (found, of_places)
+        )
+        if eqn.primitive.name == "iota" or (eqn.primitive.name in _ONE_BY_ONE and any(is_mask)):
+            of_places.update(v for v in eqn.outvars if not jaxprs.is_inexact(v.aval))
         if (inner := registry.inlined(eqn)) is not None:
             body = _compat.opened(inner)
-            within = _discarded(body, tuple(v in kept for v in eqn.outvars), tuple(is_version))
+            within = _discarded(body, tuple(v in kept for v in eqn.outvars), tuple(is_version), tuple(is_mask))
             for own, of_body in zip((found, others), within, strict=True):
                 pairs = zip(eqn.outvars, body.outvars, strict=True)
                 own |= {*of_body, *(v for v, x in pairs if not isinstance(x, jex.Literal) and x in of_body)}
         elif is_update(eqn) or eqn.primitive.name in _ONE_BY_ONE:
-            is_tried = is_update(eqn) or any(is_version)
+            is_tried = is_update(eqn) or any(is_version) or (eqn.primitive.name == "select_n" and is_mask[0])
             (found if is_tried and eqn.outvars[0] not in kept else others).add(eqn.outvars[0])
     return frozenset(found), frozenset(others)
 

@@ -1,12 +1,14 @@
 """Views that are made before a loop, of all rows, or of versions that are discarded."""
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from catalogue.views import COMPUTED, D, N, Q
 from in_numpy import in_numpy
-from in_place import compiled
+from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from orders import ORDERS, assert_as_in_numpy, in_turn
 
@@ -135,6 +137,7 @@ TRIALS = {
     "a row of a sum": lambda b, i: (b, b.at[i].add(2.0)[jnp.array([0, 1]) + i]),
     "a window": lambda b, i: (b, lax.dynamic_slice_in_dim(b.at[i].set(2.0), i // 2, 3)),
     "a row of what is computed": lambda b, i: (b, jnp.sin(b.at[i].set(2.0))[i // 2]),
+    "by a mask": lambda b, i: (b, jnp.where((jnp.arange(len(b)) == i)[:, None], 2.0, b)[i // 2]),
     "a choice": lambda b, i: (b, jnp.where(i % 3 > 0, b.at[i].set(2.0), b)[i // 2]),
     "in a branch": lambda b, i: lax.cond(
         i % 2 == 0, lambda b: (b, b.at[i].set(2.0)[i // 2]), lambda b: (b, jnp.zeros(D)), b
@@ -161,6 +164,20 @@ def test_a_version_that_is_discarded_is_not_made(name, order):
         ours, theirs = (len(copies_in_loops(p.as_text(), args[0].nbytes)) for p in (program, plain))
         is_put_back = name in ("before a change", "by a call", "one of two")  # of these XLA makes versions, too
         assert ours <= theirs and (is_put_back or not theirs)
+
+
+@pytest.mark.parametrize("order", ["forward", "grad(in_place)", "in_place(grad)"])
+@pytest.mark.parametrize("is_chosen", [operator.eq, operator.lt])
+def test_a_row_of_a_choice_by_place_is_computed_alone(is_chosen, order):
+    """Plain JAX makes a cotangent of all rows in each step."""
+
+    def f(b):
+        def step(b, i):
+            return b, 2 * jnp.where(is_chosen(jnp.arange(len(b)), i)[:, None], 0.5, b)[i // 2]
+
+        return lax.scan(step, b, jnp.arange(len(b)))
+
+    assert_no_whole_buffer_copy(assert_as_in_numpy(f, [Q], order), Q)
 
 
 def test_a_step_may_call_a_function_without_arguments():
