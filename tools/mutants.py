@@ -301,9 +301,27 @@ MUTANTS = {
         (("_in_place/repair.py", "if self._is_of_discarded(eqn):", "if False:"),),
         files=("in_place/test_views.py",),
     ),
+    "a choice by place is no version": Mutant(
+        (("_in_place/views.py", ' or (eqn.primitive.name == "select_n" and is_mask[0])', ""),),
+        files=("in_place/test_views.py -k computed_alone",),
+    ),
     "rows of a view are written in the order in which they are read": Mutant(
         (("_in_place/access.py", "own = np.argsort(flat) if is_inverse else flat", "own = flat"),),
         files=("in_place/test_maps.py",),
+    ),
+    "a buffer that a step reads as a whole is emptied by slices": Mutant(
+        (
+            (
+                "_lowering/choice.py",
+                "is_whole=if_any or (may_replace and _is_read_whole(scope, buffer))",
+                "is_whole=if_any",
+            ),
+        ),
+        files=("in_place/test_plain_programs.py -k moves_no_more",),
+    ),
+    "a guard hides its operand from the passes": Mutant(
+        (("_lowering/expand.py", "elif eqn.primitive is ta_guard_p:", "elif False:"),),
+        files=("in_place/test_plain_programs.py -k moves_no_more",),
     ),
     # Selects that put old rows back.
     "old rows are put back for the examples that keep the new ones": Mutant(

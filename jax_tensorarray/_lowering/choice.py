@@ -146,6 +146,10 @@ class Chooser:
         ):
             return None
         does_both = is_swap if at_once else not is_read and (not is_write or masked or drops)
+        # A GPU would wait for the host to know whether the mask is true anywhere.
+        is_all = shape == () and tuple(window) == tuple(sizes) and not drops
+        may_replace = is_write and masked and is_all and scope.is_in_loop and self.platform == "cpu"
+        if_any = may_replace and self._may_ask(scope, buffer, rest[0])
         how = How(
             batch_dims=batch_dims,
             sizes=sizes,
@@ -161,11 +165,8 @@ class Chooser:
             shared=shared,
             by_windows=by_windows,
             at_once=at_once,
-            if_any=is_write
-            and masked
-            and not drops
-            and shape == ()
-            and self._may_ask(scope, buffer, rest[0], sizes, window),
+            is_whole=if_any or (may_replace and _is_read_whole(scope, buffer)),
+            if_any=if_any,
             barriers_hold=self.barriers_hold,
         )
         if is_tape:
@@ -185,15 +186,14 @@ class Chooser:
         is_ordered = not unordered and (does_both or bool(readers_of(eqn)))
         return Rewrite(how._replace(ordered=is_ordered), passes_on=True)
 
-    def _may_ask(self, scope: Scope, buffer: Atom, value: Atom, sizes: Sequence[int], window: Sequence[int]) -> bool:
+    def _may_ask(self, scope: Scope, buffer: Atom, value: Atom) -> bool:
         """Return whether a branch on `any(mask)` takes less time than a select over all of a buffer.
 
-        On a GPU the branch would wait for the host. Rows that a step computes take as long as the buffer.
+        Rows that a step computes take as long as the buffer.
         """
         source = repeated_by(scope, value)[0]
         is_cheap = scope.maker(source) is None or 4 * num_bytes(source) <= num_bytes(buffer)
-        is_all = tuple(window) == tuple(sizes) and num_bytes(buffer) >= _gates.REPLACED_BYTES
-        return self.platform == "cpu" and scope.is_in_loop and is_all and is_cheap
+        return is_cheap and num_bytes(buffer) >= _gates.REPLACED_BYTES
 
     def _is_duplicated(self, scope: Scope, buffer: Atom) -> bool:
         """Return whether XLA may duplicate the update that made this version into a fusion that reads a row.
@@ -253,6 +253,12 @@ def repeated_by(scope: Scope, value: Atom) -> tuple[Atom, tuple[int, ...]]:
 
 #: The ops besides row ops that may be rewritten.
 _OTHERS = frozenset({ta_fence_p, ta_check_p, ta_clear_p})
+
+
+def _is_read_whole(scope: Scope, buffer: Atom) -> bool:
+    """Return whether a step also reads all of a buffer elementwise: then a select of all of it costs no more."""
+    users = (use.eqn for use in scope.uses.of(buffer) if use.eqn is not None)
+    return any(x.primitive.name in kinds.FUSED and num_bytes(x.outvars[0]) >= num_bytes(buffer) for x in users)
 
 
 def zero_of(scope: Scope) -> Atom | None:

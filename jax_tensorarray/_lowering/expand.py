@@ -18,6 +18,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, kinds, registry
+from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._lowering.equations import Atom, Block, without_consts
 from jax_tensorarray._ops.check import ta_check_p, without_mask
 from jax_tensorarray._types import Equation
@@ -64,6 +65,8 @@ class Expander:
         params, name = eqn.params, eqn.primitive.name
         if name in kinds.PASSES_ON:
             block.rename(eqn.outvars, map(block.read, eqn.invars))
+        elif eqn.primitive is ta_guard_p:
+            block.rename(eqn.outvars, [block.read(eqn.invars[1])])
         elif not self.needed_in(eqn):
             block.add(eqn)
         elif _is_uninitialised_number(eqn):

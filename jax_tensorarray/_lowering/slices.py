@@ -340,8 +340,8 @@ class _JaxprRewriter:
         is_duplicated = self.barriers_hold and how.does_both and buffer in self.duplicated
         how = how._replace(is_duplicated=is_duplicated and (how.ordered or not how.at_once), tokens=bool(token))
         zero = [self.zero] if how.by_branch else []
-        if how.if_any:
-            return self._replace(buffer, value, *mask, *token, eqn=eqn)
+        if how.is_whole:
+            return self._replace(buffer, value, *mask, *token, eqn=eqn, if_any=how.if_any)
         index = [self.block.read(index)] if index in behind else self._starts(index, len(how.sizes), eqn)
         rest = [self.block.read(x) for x in (value, *mask)]
         results = self.block.call(slicing.update, [*zero, buffer, *index, *rest, *token], eqn, how=how)
@@ -349,11 +349,11 @@ class _JaxprRewriter:
             self.duplicated.add(results[0])
         return results
 
-    def _replace(self, buffer: Atom, value: Atom, mask: Atom, *token: Atom, eqn: Equation) -> list[Atom]:
-        """Replace all rows where a mask is true. A branch repeats the value to all rows."""
+    def _replace(self, buffer: Atom, value: Atom, mask: Atom, *token: Atom, eqn: Equation, if_any: bool) -> list[Atom]:
+        """Replace all rows where a mask is true. With `if_any`, a branch repeats the value to all rows."""
         source, dims = repeated_by(self.scope, value)
         operands = [buffer, self.block.read(source), self.block.read(mask), *token]
-        return self.block.call(slicing.replace_if_any, operands, eqn, dims=dims)
+        return self.block.call(slicing.replace, operands, eqn, dims=dims, if_any=if_any)
 
     def _fence(self, eqn: Equation) -> Atom:
         (buffer,), token = self._after(eqn)

@@ -51,6 +51,7 @@ class How(NamedTuple):
     shared: int = 0  #: how many batch axes share one index among all examples
     by_windows: bool = False  #: it moves whole windows, not their rows
     at_once: bool = False  #: one gather or scatter moves all rows
+    is_whole: bool = False  #: a mask says which examples get all rows of another array
     if_any: bool = False  #: a branch runs only if the mask is true for some example
 
     # Its context.
@@ -187,20 +188,20 @@ def update(*operands: Array, how: How) -> list[Array]:
     return [buffer, _joined([taken[access.position] for access in accesses], how.rows, how.shared)]
 
 
-def replace_if_any(buffer: Array, value: Array, mask: Array, *token: Array, dims: Sequence[int]) -> list[Array]:
+def replace(buffer: Array, value: Array, mask: Array, *token: Array, dims: Sequence[int], if_any: bool) -> list[Array]:
     """Return a buffer with the rows of `value` where a mask is true. `dims` are the axes of `value` in the buffer.
 
-    XLA selects in place, but touches all rows. So a branch skips the select if the mask is true for no example.
+    XLA selects in place, but touches all rows. With `if_any` a branch skips the select if the mask is true for no
+    example.
     """
+    for zero in token:  # reads of the buffer come first
+        mask |= lax.ne(zero, like(zero, 0))
 
     def replaced() -> Array:
         new = lax.broadcast_in_dim(value, buffer.shape, dims)
         return lax.select(lax.broadcast_in_dim(mask, buffer.shape, range(mask.ndim)), new, buffer)
 
-    is_any = lax.reduce_or(mask, range(mask.ndim))
-    for zero in token:  # reads of the buffer come first
-        is_any |= lax.ne(zero, like(zero, 0))
-    return [lax.cond(is_any, replaced, lambda: buffer)]
+    return [lax.cond(lax.reduce_or(mask, range(mask.ndim)), replaced, lambda: buffer) if if_any else replaced()]
 
 
 def _update_at_once(how: How, inputs: _Operands) -> list[Array]:

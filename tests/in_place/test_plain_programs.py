@@ -38,12 +38,16 @@ from random_programs import (
     BATCH,
     ROW_OF,
     STATE,
+    At,
     Block,
+    Call,
     Cond,
+    Index,
     Loop,
     Places,
     Predicate,
     Program,
+    Read,
     Update,
     programs,
 )
@@ -342,11 +346,28 @@ def choosing(ref):
 OTHER, ITSELF = 3, 2
 
 
+def trying():
+    """A loop that adds to an element by a mask, reads three elements of the result, and goes on with what was before.
+
+    It also exchanges the two buffers.
+    """
+    own = (None,) * len(STATE)
+    indices = (Index(5, -1, -3, "clip"), Index(3, 1, -3, "clip"), Index(0, 2, 8, "abs"))
+    place = At((Index(3, 50, -3, "mod"),), "int8", Predicate("large", 5, 2), None, "xla", "rows", Index(0, 1, 3, "raw"))
+    places = At(indices, "int16", Predicate("lt", 1, 3), "drop", "xla", "rows", Index(0, 2, -3, "raw"))
+    tried = Block((Update("add", "S", 1, place, (3, 4, 0)), Read("S", 0, places)), (None, 0, None, 2, 1, None, None))
+    loop = Loop("lax.fori_loop", 3, 2, None, False, "memory", 2, Block((Call("jit", tried, False),), own), True, None)
+    return Program((50, 10, 50), "int64", -1, Block((loop,), own))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not barriers_hold("cpu"), reason="where no barrier holds, XLA makes the update again")
 @settings(max_examples=settings.default.max_examples // 5)
 @given(program=programs(), order=st.sampled_from([*ORDERS_OF_IN_PLACE]), scale=st.sampled_from([200, 2000]))
+@example(trying(), "forward", 200)
 @example(choosing(ITSELF), "in_place(vmap(grad))", 200)
+@example(choosing(OTHER), "in_place(vmap(grad))", 125)
+@example(choosing(OTHER), "in_place(vmap(grad))", 200)
 @example(choosing(OTHER), "in_place(vmap(grad))", 2000)
 def test_a_random_plain_program_moves_no_more_than_in_plain_jax(program, order, scale):
     """Of buffers that are large enough for it to matter."""
