@@ -31,8 +31,9 @@ COMPARED_SHARE = 1 / 16
 #: (CPU, jax 0.12, 64 rows).
 KNOWN_SHARE = 0.5
 
-#: When a scan chooses its residuals, a read of at least this share of a buffer counts as a read of all of it. Attention
-#: over keys and values in the columns of one buffer reads halves: its gradient stored 24 MB, and stores 0.6.
+#: When a scan chooses its residuals, reads of at least this share of a buffer in a step count as a read of all of it.
+#: Attention over keys and values in the columns of one buffer reads halves: its gradient stored 24 MB, and stores 0.6.
+#: Each of 32 layers may read its part of one cache: the gradient of 128 steps stored 39 MB, and stores 6.
 READ_SHARE = 0.25
 
 #: We compute a `jnp.arange` of at most so many elements in each step, where XLA knows its numbers. Computed before the

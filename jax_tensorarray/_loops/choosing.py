@@ -141,13 +141,14 @@ def _has_large_index(eqn: Equation) -> bool:
 
 
 def _is_read_whole(uses: Uses, v: Any) -> bool:
-    """Return whether a jaxpr updates rows of an input, and reads one of its versions as a whole.
+    """Return whether a jaxpr updates rows of an input, and reads as much as a whole version of it.
 
-    An equation with row ops in its jaxprs counts as both.
+    The reads of all its versions are added: a step may read the cache of one layer after the other. An equation with
+    row ops in its jaxprs counts as an update and as a read of all.
     """
     if not jnp.issubdtype(v.aval.dtype, jnp.inexact) or bytes_of([v.aval]) <= _gates.LOGGED_BYTES:
         return False
-    versions, is_updated, is_read = [v], False, False
+    versions, is_updated, left = [v], False, _gates.READ_SHARE * bytes_of([v.aval])
     for version in versions:
         for eqn, operand in uses.of(version):
             if eqn is None:
@@ -155,16 +156,16 @@ def _is_read_whole(uses: Uses, v: Any) -> bool:
             if eqn.primitive in ROW_OPS and operand == 0:
                 newer = eqn.outvars[:1] if ROW_OPS[eqn.primitive].in_place else []
                 is_updated |= bool(newer)
-                is_read |= not newer and bytes_of([eqn.outvars[0].aval]) >= _gates.READ_SHARE * bytes_of([v.aval])
+                left -= 0 if newer else bytes_of([eqn.outvars[0].aval])
             elif eqn.primitive is ta_guard_p:
                 newer = eqn.outvars
             else:
-                is_read = True
+                left = 0
                 has_updates = any(map(jaxprs.has_row_ops, jaxprs.jaxprs_in(eqn.params)))
                 newer = [x for x in eqn.outvars if x.aval.shape == v.aval.shape] if has_updates else []
                 is_updated |= has_updates
             versions += [x for x in newer if x not in versions]
-    return is_updated and is_read
+    return is_updated and left <= 0
 
 
 def _by_strategy(
