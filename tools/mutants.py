@@ -323,6 +323,24 @@ MUTANTS = {
         (("_lowering/expand.py", "elif eqn.primitive is ta_guard_p:", "elif False:"),),
         files=("in_place/test_plain_programs.py -k moves_no_more",),
     ),
+    "reads of a step are not added": Mutant(
+        (
+            (
+                "_loops/choosing.py",
+                "left -= 0 if newer else bytes_of([eqn.outvars[0].aval])",
+                "left *= bool(newer) or bytes_of([eqn.outvars[0].aval]) < left",
+            ),
+        ),
+        files=("in_place/test_gradient_memory.py -k part_by_part",),
+    ),
+    "rows that share the index of their example are apart": Mutant(
+        (("_lowering/choice.py", "_axes_together(of_examples, batch_dims, shared) if is_one_box else 0", "0"),),
+        files=("lowering/test_slices.py -k a_column_of_all_rows",),
+    ),
+    "rows of an example are together, whatever its mask": Mutant(
+        (("_lowering/choice.py", "for x in (index, mask_of(eqn)) if x is not None]", "for x in (index,)]"),),
+        files=("lowering/test_slices.py -k a_column_of_all_rows",),
+    ),
     # Selects that put old rows back.
     "old rows are put back for the examples that keep the new ones": Mutant(
         (

@@ -129,11 +129,15 @@ class Chooser:
         shared = _shared_axes(index.aval, batch_dims)
         by_windows = bool(window) and (params["whole"] or not drops)
         shape = positions_of(index.aval, params["index_dims"])[batch_dims:]
-        positions = [*buffer.aval.shape[shared:batch_dims], *shape, *(() if by_windows else window)]
+        of_examples = [x.aval for x in (index, mask_of(eqn)) if x is not None]
+        is_one_box = shape == () and (by_windows or not window)
+        together = _axes_together(of_examples, batch_dims, shared) if is_one_box else 0
+        each_dims = batch_dims - together
+        positions = [*buffer.aval.shape[shared:each_dims], *shape, *(() if by_windows else window)]
         if self.divided and shared < batch_dims:
             return None
         # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
-        count, each = math.prod(positions), math.prod(positions[batch_dims - shared :])
+        count, each = math.prod(positions), math.prod(positions[each_dims - shared :])
         is_box = by_windows and len(window) > 1
         only_updates = shared == batch_dims and not (is_read or is_swap or masked or drops)
         most = self._slices_on_cpu(only_updates) if self.platform == "cpu" else self.most_slices
@@ -163,6 +167,7 @@ class Chooser:
             clips=clips and params.get("checked") != "in range",
             does_both=does_both,
             shared=shared,
+            together=together,
             by_windows=by_windows,
             at_once=at_once,
             is_whole=if_any or (may_replace and _is_read_whole(scope, buffer)),
@@ -299,6 +304,16 @@ _FAR = 16
 def _shared_axes(index: Any, batch_dims: int) -> int:
     """Return how many of the outermost batch axes share one index among all examples."""
     return next((k for k in range(batch_dims) if index.shape[k] != 1), batch_dims)
+
+
+def _axes_together(operands: Sequence[Any], batch_dims: int, shared: int) -> int:
+    """Return how many of the innermost batch axes, after the shared ones, share an index and a mask per example.
+
+    An example is `jax.vmap` of a column that is written in all rows: `b.at[:, i].set(x)`.
+    """
+    sizes = zip(*(x.shape[shared:batch_dims] for x in operands), strict=True)
+    is_one = [set(each) == {1} for each in sizes]
+    return next((k for k, flag in enumerate(reversed(is_one)) if not flag), len(is_one))
 
 
 def _is_waited_for(scope: Scope, read: Equation) -> bool:

@@ -49,6 +49,7 @@ class How(NamedTuple):
     does_both: bool = False  #: it reads the rows that it updates
     ordered: bool = False  #: other ops read the buffer
     shared: int = 0  #: how many batch axes share one index among all examples
+    together: int = 0  #: how many of the innermost batch axes share one index in each example; they are part of a box
     by_windows: bool = False  #: it moves whole windows, not their rows
     at_once: bool = False  #: one gather or scatter moves all rows
     is_whole: bool = False  #: a mask says which examples get all rows of another array
@@ -281,7 +282,7 @@ class _Access(NamedTuple):
     """One slice of a buffer: a row, or the rows of one index in all examples that share it."""
 
     shared: int  #: the number of outermost batch axes whose examples share it
-    position: tuple[int, ...]  #: in the index, after these axes
+    position: tuple[int, ...]  #: in the index, after these axes and without the axes that are part of a box
     start: tuple[Array, ...]
     shape: tuple[int, ...]
     mask: Array | None  #: of that shape: False where the op does nothing
@@ -315,8 +316,9 @@ def _accesses(how: How, inputs: _Operands) -> list[_Access]:
     """Return the slices of an op, in the order of its positions."""
     shape, batch_dims, sizes = inputs.buffer.shape, how.batch_dims, how.sizes
     starts, where, box = _positions(how, inputs, how.shared)
-    batch, inner, elem = shape[: how.shared], batch_dims - how.shared, shape[batch_dims + len(sizes) :]
-    taken, accesses = (*batch, *[1] * inner, *box, *elem), []
+    batch, together = shape[: how.shared], shape[batch_dims - how.together : batch_dims]
+    inner, elem = batch_dims - how.shared - how.together, shape[batch_dims + len(sizes) :]
+    taken, accesses = (*batch, *[1] * inner, *together, *box, *elem), []
     for position in np.ndindex(*starts[0].shape):
         rows = [widened(_part(x, 0, position, ()), max(shape)) for x in starts]
         mask = None if where is None else _part(where, how.shared, position, batch)
@@ -329,7 +331,7 @@ def _accesses(how: How, inputs: _Operands) -> list[_Access]:
         if mask is not None:
             mask = lax.broadcast_in_dim(mask, taken, range(mask.ndim))
         number = rows[0].dtype.type
-        before, after = [0] * how.shared + list(position[:inner]), [0] * len(elem)
+        before, after = [*[0] * how.shared, *position[:inner], *[0] * how.together], [0] * len(elem)
         start = [*map(number, before), *rows, *map(number, after)]
         accesses.append(_Access(how.shared, position, tuple(start), taken, mask, batch_dims))
     return accesses
@@ -338,12 +340,14 @@ def _accesses(how: How, inputs: _Operands) -> list[_Access]:
 def _positions(how: How, inputs: _Operands, shared: int) -> tuple[list[Array], Array | None, list[int]]:
     """Return where the boxes of an op start along each axis, its mask for each example, and the sizes of the boxes.
 
-    The starts have no axes for the examples that share them.
+    The starts have no axes for the examples that share them. Neither they nor the mask have the axes `together`.
     """
     shape, mask, window, box = inputs.buffer.shape, inputs.mask, how.window, box_along(how.sizes, how.window)
-    starts = [reshaped(x, x.shape[shared:]) for x in inputs.starts]
-    starts = [for_each(x, shape[shared : how.batch_dims]) for x in starts]
-    mask = None if mask is None else for_each(mask, shape[: how.batch_dims])
+    last = how.batch_dims - how.together
+    starts = [reshaped(x, (*x.shape[shared:last], *x.shape[how.batch_dims :])) for x in inputs.starts]
+    starts = [for_each(x, shape[shared:last]) for x in starts]
+    if mask is not None:
+        mask = for_each(reshaped(mask, (*mask.shape[:last], *mask.shape[how.batch_dims :])), shape[:last])
     if not window or how.by_windows:
         return starts, mask, box
     mask = None if mask is None else repeated(mask, window)
@@ -371,7 +375,8 @@ def _joined(rows: Sequence[Array], shape: Sequence[int], shared: int) -> Array:
 class _AtOnce(NamedTuple):
     """The rows of an op in one gather or scatter.
 
-    A buffer has the axes `[*shared, *each, *sizes, *elem]`. A start along an axis has the shape `[*each, *I]`.
+    A buffer has the axes `[*shared, *each, *together, *sizes, *elem]`. A start along an axis has the shape
+    `[*each, *I]`.
     """
 
     how: How
@@ -380,7 +385,7 @@ class _AtOnce(NamedTuple):
     windows: int  #: how many of the last axes of a box are axes of the rows
     mask: Array | None  #: of the positions: False where the op does nothing
     shared: int  #: the number of batch axes whose examples share their positions
-    each: int  #: the number of the other batch axes
+    each: int  #: the number of the batch axes whose examples have positions of their own
 
     @classmethod
     def of(cls, how: How, inputs: _Operands) -> "_AtOnce":
@@ -388,12 +393,12 @@ class _AtOnce(NamedTuple):
         starts, mask, box = _positions(how, inputs, shared)
         starts = [widened(x, max(how.sizes)) for x in starts]
         windows = len(how.window) if how.by_windows else 0
-        return cls(how, starts, box, windows, mask, shared, how.batch_dims - shared)
+        return cls(how, starts, box, windows, mask, shared, how.batch_dims - how.together - shared)
 
     @property
     def at(self) -> int:
         """The first axis of the rows."""
-        return self.shared + self.each
+        return self.how.batch_dims
 
     @property
     def rank(self) -> int:
@@ -407,7 +412,13 @@ class _AtOnce(NamedTuple):
 
     def dims(self, rank: int) -> tuple[int, ...]:
         """Return the axes of the rows `[*shared, *each, *I, *window, *elem]` that are not axes of the positions."""
-        return (*range(self.shared), *range(self.shared + self.rank, rank))
+        positions = {*range(self.shared, self.shared + self.each), *self.along_index}
+        return tuple(k for k in range(rank) if k not in positions)
+
+    @property
+    def along_index(self) -> range:
+        """The axes `*I` of the rows."""
+        return range(self.at, self.at + self.rank - self.each)
 
     @staticmethod
     def joined(starts: Sequence[Array]) -> Array:
@@ -420,13 +431,14 @@ class _AtOnce(NamedTuple):
         first = self.at + len(sizes)
         elem = shape[first:]
         dims = lax.GatherDimensionNumbers(
-            offset_dims=self.dims(self.shared + rank + self.windows + len(elem)),
+            offset_dims=self.dims(self.at + rank - self.each + self.windows + len(elem)),
             collapsed_slice_dims=self.collapsed,
-            operand_batching_dims=tuple(range(self.shared, self.at)),
+            operand_batching_dims=tuple(range(self.shared, self.shared + self.each)),
             start_indices_batching_dims=tuple(range(self.each)),
             start_index_map=tuple(range(self.at, first)),
         )
-        taken = (*shape[: self.shared], *[1] * self.each, *self.box, *elem)
+        together = shape[self.shared + self.each : self.at]
+        taken = (*shape[: self.shared], *[1] * self.each, *together, *self.box, *elem)
         rows = lax.gather(buffer, self.joined(self.starts), dims, taken, mode="clip")
         mask = self.mask
         if self.how.drops:
@@ -434,7 +446,8 @@ class _AtOnce(NamedTuple):
             mask = inside if mask is None else lax.bitwise_and(mask, inside)
         if mask is None:
             return rows
-        mask = lax.broadcast_in_dim(mask, rows.shape, range(self.shared, self.shared + rank))
+        axes = (*range(self.shared, self.shared + self.each), *self.along_index)
+        mask = lax.broadcast_in_dim(mask, rows.shape, axes)
         return lax.select(mask, rows, _zeros(rows.shape, rows.dtype))
 
     def scattered(
@@ -456,11 +469,11 @@ class _AtOnce(NamedTuple):
         start = self.joined([row, *others])
         if how.reverse:
             start = lax.rev(start, tuple(range(self.each, rank)))
-            value = lax.rev(value, tuple(range(self.at, self.shared + rank)))
+            value = lax.rev(value, tuple(self.along_index))
         dims = lax.ScatterDimensionNumbers(
             update_window_dims=self.dims(value.ndim),
             inserted_window_dims=self.collapsed,
-            operand_batching_dims=tuple(range(self.shared, self.at)),
+            operand_batching_dims=tuple(range(self.shared, self.shared + self.each)),
             scatter_indices_batching_dims=tuple(range(self.each)),
             scatter_dims_to_operand_dims=tuple(range(self.at, self.at + len(how.sizes))),
         )

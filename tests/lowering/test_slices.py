@@ -130,6 +130,46 @@ def test_rows_are_slices_or_one_scatter(own, examples):
 
 
 @pytest.mark.slow(but=1)
+@pytest.mark.parametrize("masked", ["nothing", "examples", "rows"])
+@pytest.mark.parametrize("examples", [3, 9])
+@pytest.mark.parametrize("op", OPS)
+def test_a_column_of_all_rows_has_one_index_per_example(op, examples, masked):
+    """The rows of an example are in one slice or window, unless each has a mask: no array has an index for each row."""
+    rows, columns = 11, 5
+    r = np.random.default_rng(0)
+    buffer, values = r.normal(size=(examples, rows, columns)), r.normal(size=(T, examples, rows))
+    index, where = r.integers(0, columns, (T, examples)), r.random((T, examples, rows if masked == "rows" else 1)) < 0.5
+
+    def of_row(b, i, x, p):
+        options = {} if masked == "nothing" else {"where": p}
+        out = OPS[op](b, i, **options) if op == "read" else OPS[op](b, i, x, **options)
+        return {"read": lambda: (0.5 * b, out), "swap": lambda: out}.get(op, lambda: (out, x))()
+
+    def f(buffer, *xs):
+        step = jax.vmap(jax.vmap(of_row, (0, None, 0, 0 if masked == "rows" else None)))
+        return lax.scan(lambda b, x: step(b, *x), buffer, xs)
+
+    args = buffer, index, values, where if masked == "rows" else where[..., 0]
+    b, want = buffer.copy(), []
+    for t in range(T):
+        y = values[t].copy() if op in ("write", "add") else np.zeros((examples, rows))
+        for e in range(examples):
+            some = np.flatnonzero(np.broadcast_to(where[t, e] | (masked == "nothing"), rows))
+            old = b[e, some, index[t, e]].copy()
+            if op != "read":
+                b[e, some, index[t, e]] = values[t, e, some] + (old if op == "add" else 0)
+            if op in ("read", "swap"):
+                y[e, some] = old
+        want.append(y)
+        b = 0.5 * b if op == "read" else b
+    program = jit(f).lower(*args).compile()
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), program(*args), (b, np.stack(want)))
+    indices = re.findall(r"s(?:32|64)\[([\d,]+)\]", program.as_text())
+    has_one_each = max((np.prod([*map(int, of.split(","))]) for of in indices), default=0) < examples * rows
+    assert has_one_each or masked == "rows"
+
+
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("op", "shape"),
     [
