@@ -391,8 +391,11 @@ MUTANTS = {
     ),
     "a masked write of all rows has no index": Mutant(
         (
-            ("_lowering/choice.py", "and shape == ()", ""),
-            ("_lowering/choice.py", "tuple(window) == tuple(sizes) and num_bytes", "num_bytes"),
+            (
+                "_lowering/choice.py",
+                "is_all = shape == () and tuple(window) == tuple(sizes) and not drops",
+                "is_all = not drops",
+            ),
         ),
         files=("lowering/test_slices.py -k all_rows_are_written",),
     ),

@@ -25,8 +25,8 @@ from jax_tensorarray._in_place.noted import noted
 from jax_tensorarray._in_place.values import Broadcast, Guard, Left, Selected, SparseRows, Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.kinds import MAKES_ALL
-from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.add import ta_add_p
+from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.max import ta_max_p
 from jax_tensorarray._ops.primitive import ROW_OPS, Params, is_packed, row_params
 from jax_tensorarray._ops.read import ta_read_p

@@ -13,7 +13,7 @@ from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._loops.guard import ta_guard
+from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.primitive import Params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import along_axes, joined, positions_of

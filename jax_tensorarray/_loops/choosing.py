@@ -29,11 +29,11 @@ from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops.as_while import scan_as_while
 from jax_tensorarray._loops.derivatives import nonzero_tangents, replayed_jvp, taped_jvp
-from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._loops.linearize import linearize
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.while_ import Loop, WhileOptions
 from jax_tensorarray._ops.empty import ta_empty
+from jax_tensorarray._ops.guard import ta_guard_p
 from jax_tensorarray._ops.primitive import ROW_OPS, zero_tangent
 from jax_tensorarray._types import Array, Equation, bytes_of
 

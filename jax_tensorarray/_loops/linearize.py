@@ -23,7 +23,7 @@ from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs, kinds, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
-from jax_tensorarray._loops.guard import ta_guard_p
+from jax_tensorarray._ops.guard import ta_guard_p
 from jax_tensorarray._ops.primitive import may_raise, updates_rows
 from jax_tensorarray._types import Array, Equation, bytes_of
 from jax_tensorarray.checkpoint_policies import save_reads

@@ -26,11 +26,11 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.custom_jvp import ta_custom_jvp_p
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
-from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._loops.recording import recorded
 from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray._loops.tapes import largest, play_back
 from jax_tensorarray._loops.while_ import Loop, count, counter, results, ta_while_p, taped
+from jax_tensorarray._ops.guard import ta_guard_p
 from jax_tensorarray._ops.primitive import once_checked, updates_rows
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import positions_of

@@ -22,9 +22,9 @@ from jax.extend.core import Jaxpr
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged
-from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._loops.host import ta_host_read_p
 from jax_tensorarray._ops.check import ta_check_p
+from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS, no_mask_reaches
 from jax_tensorarray._ops.starts import positions_of
 from jax_tensorarray._types import Array, Equation

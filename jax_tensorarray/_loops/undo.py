@@ -28,7 +28,6 @@ from jax_tensorarray._jaxprs import jaxprs, kinds
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import updates
-from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._loops.linearize import Linearized, Sources, read_by
 from jax_tensorarray._loops.log import BufferVersion, Log
 from jax_tensorarray._loops.recording import recorded
@@ -37,6 +36,7 @@ from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import play_back
 from jax_tensorarray._loops.while_ import Loop
 from jax_tensorarray._ops.empty import empty_like
+from jax_tensorarray._ops.guard import ta_guard_p
 from jax_tensorarray._ops.primitive import ROW_OPS, once_checked, updates_rows, with_axis
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p

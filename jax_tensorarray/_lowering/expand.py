@@ -18,9 +18,9 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, kinds, registry
-from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._lowering.equations import Atom, Block, without_consts
 from jax_tensorarray._ops.check import ta_check_p, without_mask
+from jax_tensorarray._ops.guard import ta_guard_p
 from jax_tensorarray._types import Equation
 
 #: We inline a jaxpr of at most so many equations if it returns integers: they may be an index.
