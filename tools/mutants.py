@@ -302,7 +302,7 @@ MUTANTS = {
         files=("in_place/test_views.py",),
     ),
     "a choice by place is no version": Mutant(
-        (("_in_place/views.py", ' or (eqn.primitive.name == "select_n" and is_mask[0])', ""),),
+        (("_in_place/views.py", ' or (eqn.primitive.name == "select_n" and is_of_places[0])', ""),),
         files=("in_place/test_views.py -k computed_alone",),
     ),
     "rows of a view are written in the order in which they are read": Mutant(
@@ -327,8 +327,8 @@ MUTANTS = {
         (
             (
                 "_loops/choosing.py",
-                "left -= 0 if newer else bytes_of([eqn.outvars[0].aval])",
-                "left *= bool(newer) or bytes_of([eqn.outvars[0].aval]) < left",
+                "unread -= bytes_of([eqn.outvars[0].aval])",
+                "unread *= bytes_of([eqn.outvars[0].aval]) < unread",
             ),
         ),
         files=("in_place/test_gradient_memory.py -k part_by_part",),

@@ -113,7 +113,7 @@ _ONE_BY_ONE = ELEMENTWISE | LAYOUT
 
 @_compat.cached
 def _discarded(
-    jaxpr: Jaxpr, outputs: tuple[bool, ...], versions: tuple[bool, ...], masks: tuple[bool, ...]
+    jaxpr: Jaxpr, outputs: tuple[bool, ...], versions: tuple[bool, ...], of_places: tuple[bool, ...]
 ) -> tuple[frozenset[Any], frozenset[Any]]:
     """Return the variables that are discarded, and others: a function may be called for one and for the other.
 
@@ -121,21 +121,21 @@ def _discarded(
     computed from the numbers of places: a `select_n` by such a mask is an update.
     """
     kept, found, others = _kept(jaxpr, outputs), set(flagged(jaxpr.invars, versions)), set[Any]()
-    of_places = set(flagged(jaxpr.invars, masks))
+    from_places = set(flagged(jaxpr.invars, of_places))
     for eqn in jaxpr.eqns:
-        is_version, is_mask = (
-            [not isinstance(v, jex.Literal) and v in some for v in eqn.invars] for some in (found, of_places)
+        is_version, is_of_places = (
+            [not isinstance(v, jex.Literal) and v in some for v in eqn.invars] for some in (found, from_places)
         )
-        if eqn.primitive.name == "iota" or (eqn.primitive.name in _ONE_BY_ONE and any(is_mask)):
-            of_places.update(v for v in eqn.outvars if not jaxprs.is_inexact(v.aval))
+        if eqn.primitive.name == "iota" or (eqn.primitive.name in _ONE_BY_ONE and any(is_of_places)):
+            from_places.update(v for v in eqn.outvars if not jaxprs.is_inexact(v.aval))
         if (inner := registry.inlined(eqn)) is not None:
             body = _compat.opened(inner)
-            within = _discarded(body, tuple(v in kept for v in eqn.outvars), tuple(is_version), tuple(is_mask))
+            within = _discarded(body, tuple(v in kept for v in eqn.outvars), tuple(is_version), tuple(is_of_places))
             for own, of_body in zip((found, others), within, strict=True):
                 pairs = zip(eqn.outvars, body.outvars, strict=True)
                 own |= {*of_body, *(v for v, x in pairs if not isinstance(x, jex.Literal) and x in of_body)}
         elif is_update(eqn) or eqn.primitive.name in _ONE_BY_ONE:
-            is_tried = is_update(eqn) or any(is_version) or (eqn.primitive.name == "select_n" and is_mask[0])
+            is_tried = is_update(eqn) or any(is_version) or (eqn.primitive.name == "select_n" and is_of_places[0])
             (found if is_tried and eqn.outvars[0] not in kept else others).add(eqn.outvars[0])
     return frozenset(found), frozenset(others)
 

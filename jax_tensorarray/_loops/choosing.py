@@ -148,7 +148,7 @@ def _is_read_whole(uses: Uses, v: Any) -> bool:
     """
     if not jnp.issubdtype(v.aval.dtype, jnp.inexact) or bytes_of([v.aval]) <= _gates.LOGGED_BYTES:
         return False
-    versions, is_updated, left = [v], False, _gates.READ_SHARE * bytes_of([v.aval])
+    versions, is_updated, unread = [v], False, _gates.READ_SHARE * bytes_of([v.aval])
     for version in versions:
         for eqn, operand in uses.of(version):
             if eqn is None:
@@ -156,16 +156,17 @@ def _is_read_whole(uses: Uses, v: Any) -> bool:
             if eqn.primitive in ROW_OPS and operand == 0:
                 newer = eqn.outvars[:1] if ROW_OPS[eqn.primitive].in_place else []
                 is_updated |= bool(newer)
-                left -= 0 if newer else bytes_of([eqn.outvars[0].aval])
+                if not newer:
+                    unread -= bytes_of([eqn.outvars[0].aval])
             elif eqn.primitive is ta_guard_p:
                 newer = eqn.outvars
             else:
-                left = 0
+                unread = 0
                 has_updates = any(map(jaxprs.has_row_ops, jaxprs.jaxprs_in(eqn.params)))
                 newer = [x for x in eqn.outvars if x.aval.shape == v.aval.shape] if has_updates else []
                 is_updated |= has_updates
             versions += [x for x in newer if x not in versions]
-    return is_updated and left <= 0
+    return is_updated and unread <= 0
 
 
 def _by_strategy(

@@ -132,12 +132,12 @@ class Chooser:
         of_examples = [x.aval for x in (index, mask_of(eqn)) if x is not None]
         is_one_box = shape == () and (by_windows or not window)
         together = _axes_together(of_examples, batch_dims, shared) if is_one_box else 0
-        each_dims = batch_dims - together
-        positions = [*buffer.aval.shape[shared:each_dims], *shape, *(() if by_windows else window)]
+        outer_dims = batch_dims - together
+        positions = [*buffer.aval.shape[shared:outer_dims], *shape, *(() if by_windows else window)]
         if self.divided and shared < batch_dims:
             return None
         # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
-        count, each = math.prod(positions), math.prod(positions[each_dims - shared :])
+        count, each = math.prod(positions), math.prod(positions[outer_dims - shared :])
         is_box = by_windows and len(window) > 1
         only_updates = shared == batch_dims and not (is_read or is_swap or masked or drops)
         most = self._slices_on_cpu(only_updates) if self.platform == "cpu" else self.most_slices
@@ -150,8 +150,8 @@ class Chooser:
         ):
             return None
         does_both = is_swap if at_once else not is_read and (not is_write or masked or drops)
-        # A GPU would wait for the host to know whether the mask is true anywhere.
         is_all = shape == () and tuple(window) == tuple(sizes) and not drops
+        # A GPU would wait for the host to know whether the mask is true anywhere.
         may_replace = is_write and masked and is_all and scope.is_in_loop and self.platform == "cpu"
         if_any = may_replace and self._may_ask(scope, buffer, rest[0])
         how = How(

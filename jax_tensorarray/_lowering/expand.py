@@ -5,7 +5,7 @@
 A scan, a loop of this library or a primitive of another library becomes the jaxpr that JAX would trace when it lowers
 the equation. A `jit` or a custom derivative becomes its equations, and a `checkpoint` a barrier and its equations. Then
 the equations that compute an index are in the same jaxpr as the op. In a program for several devices, a `jit` with
-options of its own stays.
+options of its own stays. A guard becomes its operand: the two differ only in their derivatives.
 """
 
 import functools

@@ -407,5 +407,4 @@ def _num_slices(eqn: Equation, how: How) -> int:
     """Return the number of slices that an op becomes."""
     index, shape = eqn.invars[1].aval, eqn.invars[0].aval.shape
     positions = positions_of(index, eqn.params["index_dims"])[how.batch_dims :]
-    examples = shape[how.shared : how.batch_dims - how.together]
-    return math.prod((*examples, *positions, *(() if how.by_windows else how.window)))
+    return math.prod((*shape[how.shared : how.outer_dims], *positions, *(() if how.by_windows else how.window)))

@@ -61,6 +61,11 @@ class How(NamedTuple):
     tokens: bool = False  #: the last operand is a 0 for the index of an update that depends on other reads
 
     @property
+    def outer_dims(self) -> int:
+        """The number of batch axes that are not part of a box."""
+        return self.batch_dims - self.together
+
+    @property
     def by_branch(self) -> bool:
         """Whether a branch orders reads before updates: the first operand is a 0, but XLA does not know that."""
         return self.ordered and not self.barriers_hold
@@ -316,9 +321,8 @@ def _accesses(how: How, inputs: _Operands) -> list[_Access]:
     """Return the slices of an op, in the order of its positions."""
     shape, batch_dims, sizes = inputs.buffer.shape, how.batch_dims, how.sizes
     starts, where, box = _positions(how, inputs, how.shared)
-    batch, together = shape[: how.shared], shape[batch_dims - how.together : batch_dims]
-    inner, elem = batch_dims - how.shared - how.together, shape[batch_dims + len(sizes) :]
-    taken, accesses = (*batch, *[1] * inner, *together, *box, *elem), []
+    batch, inner, elem = shape[: how.shared], how.outer_dims - how.shared, shape[batch_dims + len(sizes) :]
+    taken, accesses = _shape_taken(how, shape, how.shared, box), []
     for position in np.ndindex(*starts[0].shape):
         rows = [widened(_part(x, 0, position, ()), max(shape)) for x in starts]
         mask = None if where is None else _part(where, how.shared, position, batch)
@@ -337,17 +341,25 @@ def _accesses(how: How, inputs: _Operands) -> list[_Access]:
     return accesses
 
 
+def _shape_taken(how: How, shape: Sequence[int], shared: int, box: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of the part of a buffer of that shape at one position."""
+    outer, dims = how.outer_dims, how.batch_dims
+    return (*shape[:shared], *[1] * (outer - shared), *shape[outer:dims], *box, *shape[dims + len(how.sizes) :])
+
+
 def _positions(how: How, inputs: _Operands, shared: int) -> tuple[list[Array], Array | None, list[int]]:
     """Return where the boxes of an op start along each axis, its mask for each example, and the sizes of the boxes.
 
     The starts have no axes for the examples that share them. Neither they nor the mask have the axes `together`.
     """
     shape, mask, window, box = inputs.buffer.shape, inputs.mask, how.window, box_along(how.sizes, how.window)
-    last = how.batch_dims - how.together
-    starts = [reshaped(x, (*x.shape[shared:last], *x.shape[how.batch_dims :])) for x in inputs.starts]
-    starts = [for_each(x, shape[shared:last]) for x in starts]
-    if mask is not None:
-        mask = for_each(reshaped(mask, (*mask.shape[:last], *mask.shape[how.batch_dims :])), shape[:last])
+    outer = how.outer_dims
+
+    def for_outer(x: Array, first: int) -> Array:
+        return for_each(reshaped(x, (*x.shape[first:outer], *x.shape[how.batch_dims :])), shape[first:outer])
+
+    starts = [for_outer(x, shared) for x in inputs.starts]
+    mask = None if mask is None else for_outer(mask, 0)
     if not window or how.by_windows:
         return starts, mask, box
     mask = None if mask is None else repeated(mask, window)
@@ -375,8 +387,8 @@ def _joined(rows: Sequence[Array], shape: Sequence[int], shared: int) -> Array:
 class _AtOnce(NamedTuple):
     """The rows of an op in one gather or scatter.
 
-    A buffer has the axes `[*shared, *each, *together, *sizes, *elem]`. A start along an axis has the shape
-    `[*each, *I]`.
+    A buffer has the axes `[*shared, *each, *together, *sizes, *elem]`, and a start along an axis `[*each, *I]`. Rows
+    have the axes `[*shared, *each, *together, *I, *window, *elem]`.
     """
 
     how: How
@@ -393,7 +405,7 @@ class _AtOnce(NamedTuple):
         starts, mask, box = _positions(how, inputs, shared)
         starts = [widened(x, max(how.sizes)) for x in starts]
         windows = len(how.window) if how.by_windows else 0
-        return cls(how, starts, box, windows, mask, shared, how.batch_dims - how.together - shared)
+        return cls(how, starts, box, windows, mask, shared, how.outer_dims - shared)
 
     @property
     def at(self) -> int:
@@ -411,9 +423,13 @@ class _AtOnce(NamedTuple):
         return tuple(range(self.at, self.at + len(self.how.sizes) - self.windows))
 
     def dims(self, rank: int) -> tuple[int, ...]:
-        """Return the axes of the rows `[*shared, *each, *I, *window, *elem]` that are not axes of the positions."""
-        positions = {*range(self.shared, self.shared + self.each), *self.along_index}
-        return tuple(k for k in range(rank) if k not in positions)
+        """Return the axes of the rows that are not axes of the positions."""
+        return tuple(k for k in range(rank) if k not in (*self.along_each, *self.along_index))
+
+    @property
+    def along_each(self) -> range:
+        """The axes `*each` of the buffer and of the rows."""
+        return range(self.shared, self.shared + self.each)
 
     @property
     def along_index(self) -> range:
@@ -427,18 +443,16 @@ class _AtOnce(NamedTuple):
 
     def gathered(self, buffer: Array) -> Array:
         """Return the rows of a buffer, zeros where the op does nothing."""
-        shape, rank, sizes = buffer.shape, self.rank, self.how.sizes
+        shape, sizes = buffer.shape, self.how.sizes
         first = self.at + len(sizes)
-        elem = shape[first:]
         dims = lax.GatherDimensionNumbers(
-            offset_dims=self.dims(self.at + rank - self.each + self.windows + len(elem)),
+            offset_dims=self.dims(self.along_index.stop + self.windows + len(shape) - first),
             collapsed_slice_dims=self.collapsed,
-            operand_batching_dims=tuple(range(self.shared, self.shared + self.each)),
+            operand_batching_dims=tuple(self.along_each),
             start_indices_batching_dims=tuple(range(self.each)),
             start_index_map=tuple(range(self.at, first)),
         )
-        together = shape[self.shared + self.each : self.at]
-        taken = (*shape[: self.shared], *[1] * self.each, *together, *self.box, *elem)
+        taken = _shape_taken(self.how, shape, self.shared, self.box)
         rows = lax.gather(buffer, self.joined(self.starts), dims, taken, mode="clip")
         mask = self.mask
         if self.how.drops:
@@ -446,8 +460,7 @@ class _AtOnce(NamedTuple):
             mask = inside if mask is None else lax.bitwise_and(mask, inside)
         if mask is None:
             return rows
-        axes = (*range(self.shared, self.shared + self.each), *self.along_index)
-        mask = lax.broadcast_in_dim(mask, rows.shape, axes)
+        mask = lax.broadcast_in_dim(mask, rows.shape, (*self.along_each, *self.along_index))
         return lax.select(mask, rows, _zeros(rows.shape, rows.dtype))
 
     def scattered(
@@ -473,7 +486,7 @@ class _AtOnce(NamedTuple):
         dims = lax.ScatterDimensionNumbers(
             update_window_dims=self.dims(value.ndim),
             inserted_window_dims=self.collapsed,
-            operand_batching_dims=tuple(range(self.shared, self.shared + self.each)),
+            operand_batching_dims=tuple(self.along_each),
             scatter_indices_batching_dims=tuple(range(self.each)),
             scatter_dims_to_operand_dims=tuple(range(self.at, self.at + len(how.sizes))),
         )

@@ -89,7 +89,7 @@ def test_derivatives_of_second_order_keep_rows_too(name, derivative):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("layers", [2, 9])
 def test_a_step_that_reads_all_of_a_cache_part_by_part_keeps_rows(layers, order):
-    """Each layer of a model reads its part of one cache, in a Python loop. Of nine layers, a part is a ninth."""
+    """A Python loop over the layers of a model reads a part of one cache for each: with nine layers, a ninth."""
 
     def f(w, xs):
         def step(cache, x):
