@@ -638,6 +638,18 @@ MUTANTS = {
         (("_loops/masking.py", "Masker(self.active & (index == b))", "Masker(index == b)"),),
         files=(f"{CATALOGUE} -k left_one_by_one",),
     ),
+    "an example that has ended runs what is the same in every step, and raises": Mutant(
+        (("_loops/masking.py", "in LOOPS and not jaxprs.may_raise(eqn)", "in LOOPS"),),
+        files=("loops/test_under_vmap.py -k does_not_raise",),
+    ),
+    "a mask makes each step run a loop that is the same in all": Mutant(
+        (("_loops/masking.py", "if not all(x.is_invariant for x in operands):", "if True:"),),
+        files=("loops/test_under_vmap.py -k same_in_every_step_runs",),
+    ),
+    "a mask of `in_place` makes each step run a loop that is the same in all": Mutant(
+        (("_in_place/repair.py", "self.of_loop() if self.in_loop and self.is_invariant(operands) else self", "self"),),
+        files=("loops/test_under_vmap.py -k same_in_every_step_runs",),
+    ),
     "branches of examples hand on no buffer": Mutant(
         (
             (

@@ -15,6 +15,7 @@ from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
+from jax_tensorarray._ops import primitive
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import ROW_OPS, varying_alike, zero_tangent
 from jax_tensorarray._types import Array, Equation
@@ -191,6 +192,13 @@ def checks_rows(jaxpr: Jaxpr) -> bool:
 def raises_at_end(eqn: Equation) -> bool:
     """Return whether an equation is a loop of ours that raises an error if it needs too many steps."""
     return is_of_ours(eqn) and bool(getattr(eqn.params.get("options"), "error", ""))
+
+
+def may_raise(eqn: Equation) -> bool:
+    """Return whether an equation may raise an error of ours."""
+    if is_of_ours(eqn) and (primitive.may_raise(eqn.params) or raises_at_end(eqn)):
+        return True
+    return any(may_raise(e) for jaxpr in jaxprs_in(eqn.params) for e in jaxpr.eqns)
 
 
 def has_symbolic_shapes(eqn: Equation) -> bool:

@@ -24,7 +24,7 @@ from jax_tensorarray._jaxprs import jaxprs, kinds, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._ops.guard import ta_guard_p
-from jax_tensorarray._ops.primitive import may_raise, updates_rows
+from jax_tensorarray._ops.primitive import updates_rows
 from jax_tensorarray._types import Array, Equation, bytes_of
 from jax_tensorarray.checkpoint_policies import save_reads
 
@@ -215,7 +215,8 @@ class Sources:
         self.unchanging = {*inner.constvars, *flagged(inner.invars, is_const)}
         for eqn in inner.eqns:
             is_invariant = all(isinstance(v, jex.Literal) or v in self.unchanging for v in read_by(eqn))
-            if is_invariant and not eqn.effects and not _may_raise(eqn):
+            # An equation that raises must not be evaluated for a loop of no steps.
+            if is_invariant and not eqn.effects and not jaxprs.may_raise(eqn):
                 self.unchanging.update(eqn.outvars)
         self.taped: dict[Any, int] = {}
         self.shared: dict[Any, int] = {}
@@ -327,13 +328,6 @@ def _is_exact(v: Any) -> bool:
     """Return whether a value has integers or bools, and no symbolic size."""
     kinds = (jnp.integer, jnp.bool_)
     return any(jnp.issubdtype(v.aval.dtype, kind) for kind in kinds) and isinstance(v.aval.size, int)
-
-
-def _may_raise(eqn: Equation) -> bool:
-    """Return whether an equation may raise an error. Then we must not evaluate it for a loop of no steps."""
-    if jaxprs.is_of_ours(eqn) and (may_raise(eqn.params) or jaxprs.raises_at_end(eqn)):
-        return True
-    return any(_may_raise(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
 
 
 def read_by(eqn: Equation) -> Sequence[Any]:

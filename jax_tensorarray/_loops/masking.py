@@ -37,8 +37,9 @@ def step_of_active(
 
     `batched` flags the inputs of the body that have a batch axis.
     """
+    n = len(consts)
     inputs = [
-        MaskedValue(x, None if k < len(consts) else k - len(consts), is_batched, True)
+        MaskedValue(x, None if k < n else k - n, is_batched, True, is_invariant=k < n)
         for k, (x, is_batched) in enumerate(zip([*consts, *carry], batched, strict=True))
     ]
     outs = Masker(active).evaluate(body, inputs)
@@ -90,6 +91,11 @@ class MaskedValue(NamedTuple):
     batched: bool = False  #: whether it has a batch axis
     is_input: bool = False  #: whether it is an input of the step
     is_linear: bool = False  #: whether it is the tangent of an input
+    is_invariant: bool = False  #: whether it is the same in every step
+
+    @classmethod
+    def constant(cls, x: Array) -> "MaskedValue":
+        return cls(x, is_invariant=True)
 
 
 class Masker:
@@ -99,9 +105,16 @@ class Masker:
         self.active: Any = active
 
     def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[MaskedValue]) -> list[MaskedValue]:
-        return jaxprs.interpret(jaxpr, inputs, self.equation, MaskedValue)
+        return jaxprs.interpret(jaxpr, inputs, self.equation, MaskedValue.constant)
 
     def equation(self, eqn: Equation, operands: list[MaskedValue]) -> list[MaskedValue]:
+        if not all(x.is_invariant for x in operands):
+            return self.masked(eqn, operands)
+        # XLA runs a loop that is the same in every step once, unless a mask that differs is in it.
+        run = self.unmasked if eqn.primitive.name in LOOPS and not jaxprs.may_raise(eqn) else self.masked
+        return [x._replace(is_invariant=True) for x in run(eqn, operands)]
+
+    def masked(self, eqn: Equation, operands: list[MaskedValue]) -> list[MaskedValue]:
         p, params = eqn.primitive, eqn.params
         if p in ROW_OPS:
             return self.row_op(p, params, operands)
