@@ -647,8 +647,12 @@ MUTANTS = {
         files=("loops/test_under_vmap.py -k same_in_every_step_runs",),
     ),
     "a mask of `in_place` makes each step run a loop that is the same in all": Mutant(
-        (("_in_place/repair.py", "self.of_loop() if self.in_loop and self.is_invariant(operands) else self", "self"),),
+        (("_in_place/repair.py", "if self.active is not None and self.is_invariant(operands)", "if False"),),
         files=("loops/test_under_vmap.py -k same_in_every_step_runs",),
+    ),
+    "a loop that is the same in all steps waits for a read": Mutant(
+        (("_lowering/ordering.py", "if scope.is_invariant(block.eqns[owner]):", "if False:"),),
+        files=("lowering/test_ordering.py -k same_in_every_step",),
     ),
     "branches of examples hand on no buffer": Mutant(
         (

@@ -260,9 +260,9 @@ class Repair:
             if not self.finds_in(eqn):
                 explained.skipped(self, eqn)
                 return Left()
+            # XLA runs a loop that is the same in every step once, unless a mask that differs is in it.
+            repair = self.of_loop() if self.active is not None and self.is_invariant(operands) else self
             if name in LOOPS:
-                # XLA runs a loop that is the same in every step once, unless a mask that differs is in it.
-                repair = self.of_loop() if self.in_loop and self.is_invariant(operands) else self
                 return LOOPS[name](repair, eqn, operands, added)
             if registry.entry_of(eqn).kind == "loop":  # of this library
                 body = eqn.params["body"]
@@ -271,7 +271,7 @@ class Repair:
             if inner is not None:
                 return self.evaluate(inner, operands)
             arrays = as_written(operands)
-            change = _Repaired(self, eqn, arrays, added)
+            change = _Repaired(repair, eqn, arrays, added)
             outs = registry.ENTRIES[name].rebuild(eqn, arrays, change)
             if outs is None:
                 explained.skipped(self, eqn, "no-rule")

@@ -73,6 +73,8 @@ class _Orderer:
                 continue  # a small array that is no buffer of a call of ours
             # Only the last of several owners can update the buffer itself. The others must copy it anyway.
             owner = block.last(candidates)
+            if scope.is_invariant(block.eqns[owner]):
+                continue
             readers = []
             for k in sorted({k for k, _ in uses[value]} - candidates - {block.end}):
                 since, group = block.rank[owner], block.fusion_group(k, value)

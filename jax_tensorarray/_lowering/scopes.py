@@ -97,6 +97,45 @@ class Scope:
         first = self.eqn.params["cond_nconsts" if self.role == "condition" else "body_nconsts"]
         return number - first if number >= first else None
 
+    def is_invariant(self, eqn: Equation) -> bool:
+        """Return whether an equation does the same in every step of the loop that this scope is in.
+
+        XLA runs it once, before the loop, unless it waits for what differs from step to step.
+        """
+        return all(isinstance(v, Literal) or v in self._invariants for v in eqn.invars) and not eqn.effects
+
+    @functools.cached_property
+    def _invariants(self) -> set[Any]:
+        if not self.is_in_loop:
+            return set()
+        invariants = {*self.jaxpr.constvars, *filter(self._is_invariant_argument, self.jaxpr.invars)}
+        for eqn in self.jaxpr.eqns:
+            if not eqn.effects and all(isinstance(v, Literal) or v in invariants for v in eqn.invars):
+                invariants.update(eqn.outvars)
+        return invariants
+
+    def _is_invariant_argument(self, v: Any) -> bool:
+        if self.role in ("condition", "body"):
+            number = self.carried(v)
+            return number is None or (self.role == "body" and self._source(self.jaxpr.outvars[number]) is v)
+        outer_value = self.operand(v)
+        return isinstance(outer_value, Literal) or (self.outer is not None and outer_value in self.outer._invariants)
+
+    def _source(self, atom: Atom) -> Atom:
+        """Return the value that loops and branches have returned as it was."""
+        while (eqn := self.maker(atom, "while", "cond")) is not None:
+            number = eqn.outvars.index(atom)
+            if eqn.primitive.name == "while":
+                body = self.body(eqn)
+                is_passed = body._source(body.jaxpr.outvars[number]) is argument(eqn, number)
+                passed = [init_of(eqn, number) if is_passed else None]
+            else:
+                passed = [x.operand(x._source(x.jaxpr.outvars[number])) for x in self.branches(eqn)]
+            if passed[0] is None or any(v is not passed[0] for v in passed):
+                break
+            atom = passed[0]
+        return atom
+
     def constant(self, atom: Atom) -> int | None:
         """Return the number that all elements of an integer array equal, or None: constant propagation."""
         if isinstance(atom, Literal):

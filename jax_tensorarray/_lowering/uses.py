@@ -80,6 +80,9 @@ class OrderNeeds:
 
     def is_never_updated(self, scope: Scope, value: Any) -> bool:
         """Return whether nothing updates a value after a read in its jaxpr."""
+        owners = [(at, use.eqn) for at, use in self.all_uses(*home_of(scope, value)) if self._is_owner(use)]
+        if owners and all(at.is_invariant(eqn) for at, eqn in owners):
+            return True
         if self.is_updated_in(scope, value):
             return False
         if scope.maker(value) is not None:

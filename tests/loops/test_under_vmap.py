@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from in_place import assert_no_whole_buffer_copy, compiled
+from in_place import assert_no_whole_buffer_copy, compiled, loops_in_loops
 from jax import lax
 
 import jax_tensorarray as ta
-from jax_tensorarray._hlo import text as hlo_text
 
 EXAMPLES = 3
 
@@ -167,11 +166,6 @@ def test_a_loop_that_is_the_same_in_every_step_runs_once(order):
     np.testing.assert_allclose(program(*args), np.stack(want), rtol=1e-6)
 
 
-def loops_in_loops(program):
-    hlo = hlo_text.Hlo(program.as_text())
-    return sum(inner in hlo.loops for body in hlo.loops for inner in hlo.reachable([body]) if inner != body)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", [lax.while_loop, ta.while_loop])
 def test_an_example_that_has_ended_keeps_buffers_that_a_scan_exchanges(loop):
@@ -231,9 +225,7 @@ WRITERS = {
         lambda c: c[0] < n,
         lambda c: (
             c[0] + 1,
-            lax.fori_loop(
-                0, 5, lambda k, b: ta.ta_write(b, jnp.where((i <= k) & (k < n), k, i), 1.0), jnp.zeros(4)
-            ),
+            lax.fori_loop(0, 5, lambda k, b: ta.ta_write(b, jnp.where((i <= k) & (k < n), k, i), 1.0), jnp.zeros(4)),
         ),
         (i, jnp.zeros(4)),
     )[1],

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from in_place import compiled, loops_in_loops
 from jax import lax
 from jax.experimental import io_callback
 
-from jax_tensorarray import ta_add, ta_empty, ta_max, ta_read, ta_swap, ta_write, while_loop
+from jax_tensorarray import in_place, ta_add, ta_empty, ta_max, ta_read, ta_swap, ta_write, while_loop
 
 SIZE, ROW = 7, 3
 
@@ -195,3 +196,33 @@ def test_a_switch_whose_branches_update_has_the_effects_of_the_one_that_runs():
         np.testing.assert_array_equal(f(jnp.array([3.0, 1.0, 2.0]), i), want)
         jax.effects_barrier()
         assert log == ([3.0] if i % 2 else [])
+
+
+@pytest.mark.parametrize("is_in_branch", [False, True])
+def test_a_loop_that_is_the_same_in_every_step_waits_for_no_read(is_in_branch):
+    """XLA runs it once, before the loop around it."""
+
+    def f(xs, length, steps):
+        def sums(xs):
+            def add(state):
+                i, sums = state
+                return i + 1, sums.at[i].set(0.9 * sums[i - 1] + xs[i])
+
+            return lax.while_loop(lambda state: state[0] < length, add, (1, xs))[1]
+
+        def step(state):
+            k, total = state
+            row = lax.cond(length > 0, sums, lambda xs: xs, xs) if is_in_branch else sums(xs)
+            return k + 1, 0.9 * total + row[k % len(xs)] * xs[(k + 1) % len(xs)]
+
+        return lax.while_loop(lambda state: state[0] < steps, step, (0, 0.0))[1]
+
+    xs, length, steps = np.sin(np.arange(300.0)), 200, 20
+    program, of_jax = (compiled(g, xs, length, steps) for g in (in_place(f), f))
+    assert loops_in_loops(program) == loops_in_loops(of_jax) == 0
+    sums, total = xs.copy(), 0.0
+    for i in range(1, length):
+        sums[i] = 0.9 * sums[i - 1] + xs[i]
+    for k in range(steps):
+        total = 0.9 * total + sums[k] * xs[k + 1]
+    np.testing.assert_allclose(program(xs, length, steps), total)

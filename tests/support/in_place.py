@@ -54,6 +54,12 @@ def whole_buffer_operations_per_step(hlo, num_bytes):
     return sum(map(most, program.loops))
 
 
+def loops_in_loops(program):
+    """Return how many loops a compiled program has in the steps of other loops. XLA itself makes some of scatters."""
+    hlo = hlo_text.Hlo(program.as_text())
+    return sum(inner in hlo.loops for body in hlo.loops for inner in hlo.reachable([body]) if inner != body)
+
+
 def assert_moves_no_more(ours, plain, args, num_bytes):
     """A step of a function's loops makes a whole buffer anew at most as often as a step of the same in plain JAX."""
     moved = whole_buffer_operations_per_step(compiled(ours, *args).as_text(), num_bytes)

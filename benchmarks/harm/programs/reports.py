@@ -156,3 +156,25 @@ def column_of_all_rows(b, columns, xs):
         return b.at[:, column].set(jnp.tanh(value)), b[0, column]
 
     return lax.scan(step, b, (columns, xs))
+
+
+@_sized(
+    (60, 600, 6000),
+    lambda r, n: (floats(r, n), *(r.integers(k // 2, k, ()).astype(np.int32) for k in (n, 200))),
+    by=None,
+)
+def sums_in_every_step(xs, length, steps):
+    """A step makes the same table as every other one, by a loop, and reads a row. Examples end by themselves."""
+
+    def sums():
+        def add(state):
+            i, sums = state
+            return i + 1, sums.at[i].set(0.9 * sums[i - 1] + xs[i])
+
+        return lax.while_loop(lambda state: state[0] < length, add, (1, xs))[1]
+
+    def step(state):
+        k, total = state
+        return k + 1, 0.9 * total + sums()[k % len(xs)] * xs[k % len(xs)]
+
+    return lax.while_loop(lambda state: state[0] < steps, step, (0, jnp.zeros(())))[1]
