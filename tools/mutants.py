@@ -639,7 +639,7 @@ MUTANTS = {
         files=(f"{CATALOGUE} -k left_one_by_one",),
     ),
     "an example that has ended runs what is the same in every step, and raises": Mutant(
-        (("_loops/masking.py", "in LOOPS and not jaxprs.may_raise(eqn)", "in LOOPS"),),
+        (("_loops/masking.py", "if is_once and not jaxprs.may_raise(eqn)", "if is_once"),),
         files=("loops/test_under_vmap.py -k does_not_raise",),
     ),
     "a mask makes each step run a loop that is the same in all": Mutant(
@@ -647,8 +647,28 @@ MUTANTS = {
         files=("loops/test_under_vmap.py -k same_in_every_step_runs",),
     ),
     "a mask of `in_place` makes each step run a loop that is the same in all": Mutant(
-        (("_in_place/repair.py", "if self.active is not None and self.is_invariant(operands)", "if False"),),
+        (("_in_place/repair.py", "self.of_loop() if is_same else self", "self"),),
         files=("loops/test_under_vmap.py -k same_in_every_step_runs",),
+    ),
+    "a mask makes each step run an update that is the same in all": Mutant(
+        (("_loops/masking.py", " or updates_rows(eqn.primitive)\n        run", "\n        run"),),
+        files=("in_place/test_starting_again.py -k same_in_every_step",),
+    ),
+    "a sum of all rows takes an update that XLA makes before the loop": Mutant(
+        (("_in_place/sums.py", "and some.is_invariant and not whole.is_given", "and False"),),
+        files=("in_place/test_starting_again.py -k same_in_every_step",),
+    ),
+    "a buffer that goes on is written over with another": Mutant(
+        (("_in_place/selects.py", "        if buffer.is_needed:\n            continue\n", ""),),
+        files=("in_place/test_starting_again.py -k goes_on",),
+    ),
+    "an update is fused with the arithmetic before it": Mutant(
+        (("_lowering/slices.py", "if self._is_fused_with(eqn, how):", "if False:"),),
+        files=("lowering/test_slices.py -k not_fused_with",),
+    ),
+    "an update of zeros is stored before a row of it is read": Mutant(
+        (("_lowering/slices.py", " and not _is_of_one_number(self.scope, eqn.invars[0])", ""),),
+        files=("lowering/test_slices.py -k one_hot",),
     ),
     "a loop that is the same in all steps waits for a read": Mutant(
         (("_lowering/ordering.py", "if scope.is_invariant(block.eqns[owner]):", "if False:"),),

@@ -83,20 +83,21 @@ class Repair:
         self.computed_with = set[Any]()
         #: See `views.discarded`: versions of a buffer, here and in what is inlined, that XLA need not make.
         self.discarded = set[Any]()
-        #: Values that are computed from constants of the loop alone.
-        self.invariant = set[Value]()
 
     def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
         """Return the outputs, given the inputs and perhaps what is known of other variables."""
         inner = _compat.opened(jaxpr)
-        consts = list(map(Value.given, jaxpr.consts))
-        values = dict(zip(inner.constvars, consts, strict=True))
+        values = dict(zip(inner.constvars, map(Value.given, jaxpr.consts), strict=True))
+        for x in (*values.values(), *(known or {}).values()):
+            x.is_invariant = True
         values.update(zip(inner.invars, inputs, strict=True))
         values.update(known or {})
-        self.invariant.update([*consts, *(x for x in inputs if x.is_constant), *(known or {}).values()])
         moved = sums.moved_into(inner) if self.in_loop else {}
         viewed = views.viewed(inner, patterns.masks_among(inner.invars, inputs)) if self.in_loop else set()
         used = selects.used_in(inner) if self.in_loop else frozenset()
+        needed = selects.needed_in(inner) if self.in_loop else frozenset()
+        for v, x in zip(inner.invars, inputs, strict=True):
+            x.is_needed |= v in needed
         if self.in_loop:
             self.put_together.update(parts.put_together(inner))
             self.computed_with |= views.computed_with(inner)
@@ -116,8 +117,8 @@ class Repair:
                 patterns.note(eqn, operands, results)
                 for v, x in zip(eqn.outvars, results, strict=True):
                     x.is_used |= v in used and x.update is not None
-                if self.is_invariant(operands):
-                    self.invariant.update(results)
+                    x.is_needed |= v in needed
+                    x.is_invariant |= all(x.is_invariant for x in operands)
                 if self.in_loop:
                     indices.note(eqn, operands, results, is_kept=left is not None)
             explained.remark(self, inner, eqn, operands, results, left)
@@ -172,10 +173,6 @@ class Repair:
     def of_lowering(self) -> "Repair":
         """Return the evaluator for jaxprs that are lowered and no longer differentiated."""
         return Repair(Request(None, Tape()), in_loop=self.in_loop)
-
-    def is_invariant(self, values: Sequence[Value]) -> bool:
-        """Return whether it is certain that values are the same in every step of the loop."""
-        return all(x in self.invariant or x.literal is not None for x in values)
 
     def has_choice(self, eqn: Equation) -> bool:
         """Return whether a scan chooses its residuals."""
@@ -261,7 +258,8 @@ class Repair:
                 explained.skipped(self, eqn)
                 return Left()
             # XLA runs a loop that is the same in every step once, unless a mask that differs is in it.
-            repair = self.of_loop() if self.active is not None and self.is_invariant(operands) else self
+            is_same = self.active is not None and all(x.is_invariant for x in operands)
+            repair = self.of_loop() if is_same else self
             if name in LOOPS:
                 return LOOPS[name](repair, eqn, operands, added)
             if registry.entry_of(eqn).kind == "loop":  # of this library

@@ -12,7 +12,8 @@ in the examples that select it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -64,6 +65,39 @@ def used_in(jaxpr: Jaxpr) -> frozenset[Any]:
             used = used[1:]
         found.update(v for v in used if not isinstance(v, jex.Literal))
     return frozenset(found)
+
+
+@_compat.cached
+def needed_in(jaxpr: Jaxpr) -> frozenset[Any]:
+    """Return the variables that more than one update, choice, loop or result of a jaxpr goes on with."""
+    return frozenset(v for v, count in _users(jaxpr).items() if count > 1)
+
+
+@_compat.cached
+def _users(jaxpr: Jaxpr) -> Mapping[Any, int]:
+    """Return how many updates, choices, loops and results go on with each variable. To read it does not count.
+
+    `jax.vmap` gives each branch the operands with or without a derivative: that is no choice.
+    """
+    users = Counter(v for v in jaxpr.outvars if not isinstance(v, jex.Literal))
+    stopped = {eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if eqn.primitive.name == "stop_gradient"}
+    for eqn in reversed(jaxpr.eqns):
+        entry, operands = registry.entry_of(eqn), list[Any]()
+        if is_update(eqn):
+            operands = eqn.invars[:1]
+        elif eqn.primitive.name == "select_n":
+            cases = [v for v in eqn.invars[1:] if not isinstance(v, jex.Literal)]
+            is_same = len({stopped.get(v, v) for v in cases}) == 1
+            operands = [v for v in cases if not is_same or (v not in stopped and eqn.outvars[0] in users)]
+        elif eqn.primitive.name in ("scan", "while"):
+            [loop] = entry.bodies(eqn.params)
+            operands = loop.split(loop.inputs(eqn.invars, None))[1]
+        else:
+            for inner in map(_compat.opened, jaxprs.jaxprs_in(eqn.params)):
+                own = zip(reversed(eqn.invars), reversed(inner.invars), strict=False)
+                operands += [v for v, argument in own if argument in _users(inner)]
+        users.update({v for v in operands if not isinstance(v, jex.Literal)})
+    return users
 
 
 def _is_choice(eqn: Equation) -> bool:
@@ -137,7 +171,7 @@ def _special(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], An
     """
     for other, buffer, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
         if other.sparse_updates == () and jnp.issubdtype(other.dtype, jnp.inexact):
-            is_kept = _is_large(buffer, active.mask.ndim) and is_of_carry(buffer)
+            is_kept = _is_large(buffer, active.mask.ndim) and is_of_carry(buffer) and not buffer.is_needed
             emptied = _written_over(buffer, other, active.inverted()) if is_kept else None
             form = Selected(buffer, active)
             if emptied is None:
@@ -158,6 +192,8 @@ def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | N
     """
     axis = predicate.mask.ndim
     for buffer, other, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
+        if buffer.is_needed:
+            continue
         source = other if other.shared is None else other.shared
         is_there = source.is_given and source.before is None and (source.is_constant or buffer.before is not None)
         is_there = is_there and buffer.is_given and not buffer.is_constant

@@ -24,8 +24,14 @@ from jax_tensorarray._types import Array, Equation
 
 
 def add(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
-    """Add to the rows in place."""
-    found = total(*operands)
+    """Add to the rows in place.
+
+    If a step computes all of the other operand, XLA adds an array that it makes before the loop in the same pass.
+    """
+    a, b = operands
+    if any(some.sparse_updates and some.is_invariant and not whole.is_given for whole, some in ((a, b), (b, a))):
+        return Left()
+    found = total(a, b)
     return Left() if found is None else [found]
 
 

@@ -221,7 +221,9 @@ class Value:
             or a `Guard`.
         form: what its elements are: `Broadcast`, `Stopped`, `Selected`, `SparseRows` or `LastCarry`; else None.
         is_consumed: whether anything but reads of rows has used it.
+        is_invariant: whether it is certain that it is the same in every step of the loop.
         is_made_whole: whether rows were read of it, and it cannot be computed row by row.
+        is_needed: whether more than one update, choice or result goes on with it.
         is_used: whether anything but the next update uses it.
         lens: where its rows are: a `View`, a part of a buffer, or, see `parts.Version`, a buffer that has such parts.
         literal: the Python number that it is; else None.
@@ -238,7 +240,9 @@ class Value:
         "change",
         "form",
         "is_consumed",
+        "is_invariant",
         "is_made_whole",
+        "is_needed",
         "is_used",
         "lens",
         "literal",
@@ -265,7 +269,8 @@ class Value:
         self.origin = Origin.BEFORE if before is not None and before.is_given else origin
         self.made_by: Any = None  # an `indices.Definition`
         self.pattern: Any = None
-        self.is_used = self.is_consumed = self.is_made_whole = False
+        self.is_used = self.is_consumed = self.is_made_whole = self.is_needed = False
+        self.is_invariant = self.literal is not None or origin is Origin.CONSTANT
 
     @classmethod
     def given(cls, array: Array, *, is_constant: bool = False) -> "Value":
@@ -286,6 +291,7 @@ class Value:
         value = cls(np.asarray(v.val, v.aval.dtype))
         if v.aval.dtype != jax.dtypes.float0:  # a tangent of an integer, which cannot be compared with a number
             value.literal = v.val
+        value.is_invariant = True
         return value
 
     @property

@@ -25,7 +25,7 @@ from jax_tensorarray._jaxprs.jaxprs import flagged
 from jax_tensorarray._loops.host import ta_host_read_p
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.guard import ta_guard
-from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS, no_mask_reaches
+from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS, no_mask_reaches, updates_rows
 from jax_tensorarray._ops.starts import positions_of
 from jax_tensorarray._types import Array, Equation
 
@@ -110,8 +110,9 @@ class Masker:
     def equation(self, eqn: Equation, operands: list[MaskedValue]) -> list[MaskedValue]:
         if not all(x.is_invariant for x in operands):
             return self.masked(eqn, operands)
-        # XLA runs a loop that is the same in every step once, unless a mask that differs is in it.
-        run = self.unmasked if eqn.primitive.name in LOOPS and not jaxprs.may_raise(eqn) else self.masked
+        # XLA runs a loop or an update that is the same in every step once, unless a mask that differs is in it.
+        is_once = eqn.primitive.name in LOOPS or updates_rows(eqn.primitive)
+        run = self.unmasked if is_once and not jaxprs.may_raise(eqn) else self.masked
         return [x._replace(is_invariant=True) for x in run(eqn, operands)]
 
     def masked(self, eqn: Equation, operands: list[MaskedValue]) -> list[MaskedValue]:

@@ -337,6 +337,8 @@ class _JaxprRewriter:
         others = (x for x in (index, value, *mask) if several and x not in behind)
         behind += [x for x in others if self._is_made_of(x, eqn.invars[0])]
         (buffer, *_), token = self._after(eqn, behind)
+        if self._is_fused_with(eqn, how):
+            (buffer,) = self.block.call(slicing.barrier, [buffer], eqn)
         is_duplicated = self.barriers_hold and how.does_both and buffer in self.duplicated
         how = how._replace(is_duplicated=is_duplicated and (how.ordered or not how.at_once), tokens=bool(token))
         zero = [self.zero] if how.by_branch else []
@@ -345,9 +347,22 @@ class _JaxprRewriter:
         index = [self.block.read(index)] if index in behind else self._starts(index, len(how.sizes), eqn)
         rest = [self.block.read(x) for x in (value, *mask)]
         results = self.block.call(slicing.update, [*zero, buffer, *index, *rest, *token], eqn, how=how)
-        if not how.at_once:
+        if not how.at_once and not _is_of_one_number(self.scope, eqn.invars[0]):
             self.duplicated.add(results[0])
         return results
+
+    def _is_fused_with(self, update: Equation, how: How) -> bool:
+        """Return whether XLA would fuse an update with arithmetic of all rows, and compute that without vectors.
+
+        Apart from this only rows of the array are read, so it is updated in place without the fusion.
+        """
+        buffer = update.invars[0]
+        if how.does_both or how.at_once or not self.barriers_hold or not self.is_on_cpu:
+            return False
+        is_large = is_static(buffer.aval) and buffer.aval.size >= _gates.APART_ELEMENTS
+        is_made = self.scope.maker(buffer, *kinds.ARITHMETIC) is not None
+        others = (use.eqn for use in self.scope.uses.of(buffer) if use.eqn is not update)
+        return is_large and is_made and all(x is not None and x.primitive is ta_read_p for x in others)
 
     def _replace(self, buffer: Atom, value: Atom, mask: Atom, *token: Atom, eqn: Equation, if_any: bool) -> list[Atom]:
         """Replace all rows where a mask is true. With `if_any`, a branch repeats the value to all rows."""
@@ -361,6 +376,12 @@ class _JaxprRewriter:
             return buffer if readers_of(eqn) else self.block.call(slicing.barrier, [buffer], eqn)[0]
         (fenced,) = self.block.call(slicing.fence, [self.zero, buffer, *token], eqn)
         return fenced
+
+
+def _is_of_one_number(scope: Scope, buffer: Any) -> bool:
+    """Return whether an array repeats one number, so that XLA copies nothing if it computes an update of it again."""
+    maker = scope.maker(buffer, "broadcast_in_dim")
+    return maker is not None and not maker.invars[0].aval.ndim
 
 
 def _is_converted(eqn: Equation) -> bool:

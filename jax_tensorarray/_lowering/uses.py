@@ -40,8 +40,7 @@ def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any
     needs = OrderNeeds(kinds.ONCE if platform == "cpu" else frozenset(), barriers_hold=barriers_hold)
 
     def mark(scope: Scope, eqn: Equation, block: Block) -> Equation | None:
-        is_read = eqn.primitive is ta_read_p and needs.is_for_update(scope, eqn)
-        if is_read or (updates(eqn) and needs.reads_feed_only_next_update(scope, eqn.invars[0])):
+        if (eqn.primitive is ta_read_p and needs.is_for_update(scope, eqn)) or needs.is_update_without(scope, eqn):
             eqn = eqn.replace(params=eqn.params | {"unordered": True})
         if not any((scope, v) in needs.made_first for v in eqn.outvars):
             return eqn
@@ -100,6 +99,10 @@ class OrderNeeds:
     def is_for_update(self, scope: Scope, read: Equation) -> bool:
         """Return whether a read feeds only the next update of its buffer, or the buffer is never updated."""
         return self.reads_feed_only_next_update(scope, read.invars[0]) or self.is_never_updated(scope, read.invars[0])
+
+    def is_update_without(self, scope: Scope, eqn: Equation) -> bool:
+        """Return whether an equation is an update of ours that needs no order."""
+        return updates(eqn) and (scope.is_invariant(eqn) or self.reads_feed_only_next_update(scope, eqn.invars[0]))
 
     def reads_feed_only_next_update(self, scope: Scope, buffer: Any) -> bool:
         """Return whether every read of a version of a buffer feeds only the next update, or runs before it.

@@ -9,7 +9,7 @@ import pytest
 from catalogue.loop import EXAMPLES, ORDERS, arguments
 from catalogue.starting_again import FIRST, LOOPS, SIZE, STEPS, emptied
 from in_numpy import in_numpy
-from in_place import assert_linear_time, compiled
+from in_place import assert_linear_time, assert_moves_no_more, compiled
 from jax import lax
 
 from jax_tensorarray import in_place
@@ -125,3 +125,56 @@ def test_a_part_of_a_cotangent_has_the_derivative_of_its_branch():
         return lambda b: jax.jvp(lambda b: gradient(n, b), (b,), (jnp.cos(b),))[1]
 
     np.testing.assert_allclose(jax.jit(along(in_place(gradient)))(b), in_numpy(along(gradient))(b), rtol=1e-12)
+
+
+@pytest.mark.parametrize("order", ["in_place(vmap)", "vmap(in_place)"])
+def test_a_buffer_that_goes_on_is_not_written_over_with_another(order):
+    """The step returns the state, and it returns it once more where it is better than the best one."""
+
+    def f(state, values):
+        def step(carry, x):
+            state, best, score = carry
+            k, value = x
+            state = state.at[k].set(value)
+            found = jnp.sum(state[:3]) + value
+            is_better = found > score
+            return (state, jnp.where(is_better, state, best), jnp.where(is_better, found, score)), found
+
+        return lax.scan(step, (state, state, -jnp.inf), (jnp.arange(values.size), values))
+
+    states, values = np.sin(np.arange(3 * 2000.0)).reshape(3, -1), np.sin(np.arange(60.0)).reshape(3, -1)
+    g = {"in_place(vmap)": in_place(jax.vmap(f)), "vmap(in_place)": jax.vmap(in_place(f))}[order]
+    assert_moves_no_more(g, jax.vmap(f), (states, values), states[0].nbytes)
+    (end, best, score), found = jax.jit(g)(states, values)
+    for n, (state, row) in enumerate(zip(states.copy(), values, strict=True)):
+        scores, kept = [], []
+        for k, value in enumerate(row):
+            state[k] = value
+            scores.append(state[:3].sum() + value)
+            kept.append(state.copy())
+        np.testing.assert_array_equal(end[n], state)
+        np.testing.assert_allclose(found[n], scores)
+        np.testing.assert_array_equal(best[n], kept[int(np.argmax(scores))])
+        np.testing.assert_allclose(score[n], max(scores))
+
+
+@pytest.mark.parametrize("order", ["in_place(vmap)", "vmap(in_place)"])
+def test_what_is_the_same_in_every_step_is_made_before_the_loop(order):
+    """An array decays, and one element is driven. Examples end by themselves."""
+
+    def f(u, place, steps):
+        def step(state):
+            k, u = state
+            return k + 1, 0.9 * u + jnp.zeros(u.size).at[place].set(1)
+
+        return lax.while_loop(lambda state: state[0] < steps, step, (0, u))[1]
+
+    us, places, steps = np.sin(np.arange(3 * 600.0)).reshape(3, -1), np.array([3, 0, 599]), np.array([5, 0, 2])
+    g = {"in_place(vmap)": in_place(jax.vmap(f)), "vmap(in_place)": jax.vmap(in_place(f))}[order]
+    assert_moves_no_more(g, jax.vmap(f), (us, places, steps), us[0].nbytes)
+    found = jax.jit(g)(us, places, steps)
+    for u, place, count, end in zip(us, places, steps, found, strict=True):
+        for _ in range(count):
+            u = 0.9 * u
+            u[place] += 1
+        np.testing.assert_allclose(end, u)

@@ -585,3 +585,59 @@ def test_zeros_that_loops_begin_with_again_are_passed_by_no_call():
                 b[i] = np.sin(want)
             want = want + b[i // 2]
     np.testing.assert_allclose(jit(f)(x), want, rtol=1e-12)
+
+
+@pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="no barrier separates the two")
+@pytest.mark.parametrize("examples", [0, 3])
+def test_an_update_is_not_fused_with_the_arithmetic_before_it(examples):
+    """XLA computes the fusion without vectors."""
+
+    def f(b, k, values):
+        def step(b, value):
+            return jnp.sin(ta_write(0.5 * b + value, k, value)) - value, None
+
+        return lax.scan(step, b, values)[0]
+
+    args = np.sin(np.arange(600.0)), np.int32(7), np.cos(np.arange(4.0))
+    if examples:
+        f, args = jax.vmap(f), [np.stack([x + 0 * k for k in range(examples)]) for x in args]
+    compiled = in_place.compiled(f, *args)
+    hlo = in_place.hlo_text.Hlo(compiled.as_text())
+    updated = [
+        operations[i.operands[0]].opcode
+        for operations in hlo.computations.values()
+        for i in operations.values()
+        if i.opcode == "dynamic-update-slice" and i.num_bytes >= 600 * 8
+    ]
+    assert updated and set(updated) <= {"parameter", "dynamic-update-slice"}
+    want = args[0]
+    for step in range(4):
+        value = args[2][..., step : step + 1]
+        want = 0.5 * want + value
+        want[..., 7] = value[..., 0]
+        want = np.sin(want) - value
+    np.testing.assert_allclose(compiled(*args), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_one_hot_vector_that_a_step_reads_is_not_stored(reads):
+    def f(b, places):
+        def step(b, place):
+            here = jnp.zeros(len(b)).at[place].set(1)
+            return 0.9 * b + here, here[place // 2] if reads else b[place]
+
+        return lax.scan(step, b, places)
+
+    places, b = np.array([3, 0, 500, 599, 1]), np.sin(np.arange(600.0))
+    compiled = in_place.compiled(jt.in_place(f), b, places)
+    moved, most = (
+        in_place.whole_buffer_operations_per_step(x.as_text(), b.nbytes)
+        for x in (compiled, in_place.compiled(f, b, places))
+    )
+    assert moved <= most
+    end, out = compiled(b, places)
+    for k, place in enumerate(places):
+        assert out[k] == (place // 2 == place if reads else b[place])
+        b = 0.9 * b
+        b[place] += 1
+    np.testing.assert_allclose(end, b)

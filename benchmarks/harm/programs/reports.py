@@ -178,3 +178,65 @@ def sums_in_every_step(xs, length, steps):
         return k + 1, 0.9 * total + sums()[k % len(xs)] * xs[k % len(xs)]
 
     return lax.while_loop(lambda state: state[0] < steps, step, (0, jnp.zeros(())))[1]
+
+
+def _transitions(r: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
+    return floats(r, n), r.integers(n, size=200).astype(np.int32), floats(r, 200)
+
+
+@_sized((60, 600, 6000), _transitions)
+def eligibility_traces(values, states, rewards):
+    """TD(lambda): all traces decay, and that of the state is raised. A step also reads rows of the one-hot vector."""
+
+    def step(carry, x):
+        values, traces = carry
+        state, reward, before = x
+        here = jnp.zeros(len(values)).at[state].set(1)
+        traces = 0.9 * traces + here
+        error = reward + 0.9 * values[state] - values[before]
+        return (values + 0.1 * error * traces, traces), error + here[before]
+
+    steps = states[1:], rewards[1:], states[:-1]
+    return lax.scan(step, (values, jnp.zeros(len(values))), steps)
+
+
+@_sized(
+    (60, 600, 6000), lambda r, n: (floats(r, n), *(r.integers(50, k, ()).astype(np.int32) for k in (60, 200))), by=None
+)
+def driven_at_one_place(u, place, steps):
+    """An array decays, and one element of it is driven. Examples end by themselves."""
+
+    def step(state):
+        k, u = state
+        force = jnp.zeros(len(u)).at[place].set(1)
+        return k + 1, 0.9 * u + force
+
+    return lax.while_loop(lambda state: state[0] < steps, step, (0, u))[1]
+
+
+@_sized((60, 600, 6000), lambda r, n: (floats(r, n), floats(r, 60)))
+def best_so_far(x, values):
+    """Keep the best state of a search. A step changes one row, and seldom improves."""
+
+    def step(carry, x):
+        state, best, score = carry
+        k, value = x
+        state = state.at[k].set(value)
+        found = jnp.sum(state[:3]) + value
+        is_better = found > score
+        return (state, jnp.where(is_better, state, best), jnp.where(is_better, found, score)), found
+
+    return lax.scan(step, (x, x, jnp.float32(-1e9)), (jnp.arange(60), values))
+
+
+@_sized((60, 600, 6000), lambda r, n: (floats(r, n), floats(r, 60)))
+def normalised_weights(weights, values):
+    """A step sets a weight, divides all by their sum, and reads one."""
+
+    def step(weights, x):
+        k, value = x
+        weights = weights.at[k].set(value)
+        weights = weights / jnp.sum(jnp.abs(weights))
+        return weights, weights[k // 2]
+
+    return lax.scan(step, weights, (jnp.arange(60), values))
