@@ -619,6 +619,7 @@ def test_an_update_is_not_fused_with_the_arithmetic_before_it(examples):
     np.testing.assert_allclose(compiled(*args), want, rtol=1e-12)
 
 
+@pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="a branch reads the row, and XLA stores what it reads")
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_one_hot_vector_that_a_step_reads_is_not_stored(reads):
     def f(b, places):

@@ -36,6 +36,7 @@ WAYS = {
     "SLICED_BYTES": (math.inf, 0),
     "REPLACED_BYTES": (0, math.inf),
     "VECTOR_ELEMENTS": (0, math.inf),
+    "APART_ELEMENTS": (0, math.inf),
     "ORDERED_BYTES": (0, math.inf),
     "ORDERED_BYTES_OF_ALL": (0, math.inf),
     "SCANNED_POSITIONS": (math.inf, 0),
