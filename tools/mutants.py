@@ -643,7 +643,7 @@ MUTANTS = {
         files=("loops/test_under_vmap.py -k does_not_raise",),
     ),
     "a mask makes each step run a loop that is the same in all": Mutant(
-        (("_loops/masking.py", "if not all(x.is_invariant for x in operands):", "if True:"),),
+        (("_loops/masking.py", "if eqn.effects or not all(x.is_invariant for x in operands):", "if True:"),),
         files=("loops/test_under_vmap.py -k same_in_every_step_runs",),
     ),
     "a mask of `in_place` makes each step run a loop that is the same in all": Mutant(

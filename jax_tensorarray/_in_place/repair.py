@@ -118,7 +118,7 @@ class Repair:
                 for v, x in zip(eqn.outvars, results, strict=True):
                     x.is_used |= v in used and x.update is not None
                     x.is_needed |= v in needed
-                    x.is_invariant |= all(x.is_invariant for x in operands)
+                    x.is_invariant |= not eqn.effects and all(x.is_invariant for x in operands)
                 if self.in_loop:
                     indices.note(eqn, operands, results, is_kept=left is not None)
             explained.remark(self, inner, eqn, operands, results, left)

@@ -108,7 +108,7 @@ class Masker:
         return jaxprs.interpret(jaxpr, inputs, self.equation, MaskedValue.constant)
 
     def equation(self, eqn: Equation, operands: list[MaskedValue]) -> list[MaskedValue]:
-        if not all(x.is_invariant for x in operands):
+        if eqn.effects or not all(x.is_invariant for x in operands):
             return self.masked(eqn, operands)
         # XLA runs a loop or an update that is the same in every step once, unless a mask that differs is in it.
         is_once = eqn.primitive.name in LOOPS or updates_rows(eqn.primitive)

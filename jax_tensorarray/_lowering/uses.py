@@ -78,7 +78,10 @@ class OrderNeeds:
         return value in self.ownership.values(scope.jaxpr, self.ownership.owns)
 
     def is_never_updated(self, scope: Scope, value: Any) -> bool:
-        """Return whether nothing updates a value after a read in its jaxpr."""
+        """Return whether nothing updates a value after a read in its jaxpr.
+
+        XLA runs an update that is the same in every step before the loop, on a copy.
+        """
         owners = [(at, use.eqn) for at, use in self.all_uses(*home_of(scope, value)) if self._is_owner(use)]
         if owners and all(at.is_invariant(eqn) for at, eqn in owners):
             return True
