@@ -115,10 +115,11 @@ class Repair:
             with _compat.at_source_of(eqn), eqn.ctx.manager, jaxprs.with_types_of(eqn):
                 results, left, done = self._equation(eqn, operands, added, is_viewed)
                 patterns.note(eqn, operands, results)
+                is_same = not eqn.effects and all(x.is_invariant for x in operands)
                 for v, x in zip(eqn.outvars, results, strict=True):
                     x.is_used |= v in used and x.update is not None
                     x.is_needed |= v in needed
-                    x.is_invariant |= not eqn.effects and all(x.is_invariant for x in operands)
+                    x.is_invariant |= is_same
                 if self.in_loop:
                     indices.note(eqn, operands, results, is_kept=left is not None)
             explained.remark(self, inner, eqn, operands, results, left)

@@ -82,7 +82,7 @@ def _users(jaxpr: Jaxpr) -> Mapping[Any, int]:
     users = Counter(v for v in jaxpr.outvars if not isinstance(v, jex.Literal))
     stopped = {eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if eqn.primitive.name == "stop_gradient"}
     for eqn in reversed(jaxpr.eqns):
-        entry, operands = registry.entry_of(eqn), list[Any]()
+        operands = list[Any]()
         if is_update(eqn):
             operands = eqn.invars[:1]
         elif eqn.primitive.name == "select_n":
@@ -90,7 +90,7 @@ def _users(jaxpr: Jaxpr) -> Mapping[Any, int]:
             is_same = len({stopped.get(v, v) for v in cases}) == 1
             operands = [v for v in cases if not is_same or (v not in stopped and eqn.outvars[0] in users)]
         elif eqn.primitive.name in ("scan", "while"):
-            [loop] = entry.bodies(eqn.params)
+            [loop] = registry.ENTRIES[eqn.primitive.name].bodies(eqn.params)
             operands = loop.split(loop.inputs(eqn.invars, None))[1]
         else:
             for inner in map(_compat.opened, jaxprs.jaxprs_in(eqn.params)):

@@ -102,7 +102,7 @@ class Scope:
 
         XLA runs it once, before the loop, unless it waits for what differs from step to step.
         """
-        return all(isinstance(v, Literal) or v in self._invariants for v in eqn.invars) and not eqn.effects
+        return all(v in self._invariants for v in eqn.outvars)
 
     @functools.cached_property
     def _invariants(self) -> set[Any]:

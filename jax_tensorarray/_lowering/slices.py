@@ -347,7 +347,8 @@ class _JaxprRewriter:
         index = [self.block.read(index)] if index in behind else self._starts(index, len(how.sizes), eqn)
         rest = [self.block.read(x) for x in (value, *mask)]
         results = self.block.call(slicing.update, [*zero, buffer, *index, *rest, *token], eqn, how=how)
-        if not how.at_once and not _is_of_one_number(self.scope, eqn.invars[0]):
+        is_of_one_number = not repeated_by(self.scope, eqn.invars[0])[0].aval.ndim  # XLA copies nothing to do it again
+        if not how.at_once and not is_of_one_number:
             self.duplicated.add(results[0])
         return results
 
@@ -376,12 +377,6 @@ class _JaxprRewriter:
             return buffer if readers_of(eqn) else self.block.call(slicing.barrier, [buffer], eqn)[0]
         (fenced,) = self.block.call(slicing.fence, [self.zero, buffer, *token], eqn)
         return fenced
-
-
-def _is_of_one_number(scope: Scope, buffer: Any) -> bool:
-    """Return whether an array repeats one number, so that XLA copies nothing if it computes an update of it again."""
-    maker = scope.maker(buffer, "broadcast_in_dim")
-    return maker is not None and not maker.invars[0].aval.ndim
 
 
 def _is_converted(eqn: Equation) -> bool:

@@ -40,7 +40,10 @@ def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any
     needs = OrderNeeds(kinds.ONCE if platform == "cpu" else frozenset(), barriers_hold=barriers_hold)
 
     def mark(scope: Scope, eqn: Equation, block: Block) -> Equation | None:
-        if (eqn.primitive is ta_read_p and needs.is_for_update(scope, eqn)) or needs.is_update_without(scope, eqn):
+        is_free = eqn.primitive is ta_read_p and needs.is_for_update(scope, eqn)
+        if updates(eqn):  # one that is the same in every step runs before the loop
+            is_free = scope.is_invariant(eqn) or needs.reads_feed_only_next_update(scope, eqn.invars[0])
+        if is_free:
             eqn = eqn.replace(params=eqn.params | {"unordered": True})
         if not any((scope, v) in needs.made_first for v in eqn.outvars):
             return eqn
@@ -82,8 +85,8 @@ class OrderNeeds:
 
         XLA runs an update that is the same in every step before the loop, on a copy.
         """
-        owners = [(at, use.eqn) for at, use in self.all_uses(*home_of(scope, value)) if self._is_owner(use)]
-        if owners and all(at.is_invariant(eqn) for at, eqn in owners):
+        owners = self._owners(scope, value)
+        if owners and all(at.is_invariant(use.eqn) for at, use in owners):
             return True
         if self.is_updated_in(scope, value):
             return False
@@ -103,10 +106,6 @@ class OrderNeeds:
         """Return whether a read feeds only the next update of its buffer, or the buffer is never updated."""
         return self.reads_feed_only_next_update(scope, read.invars[0]) or self.is_never_updated(scope, read.invars[0])
 
-    def is_update_without(self, scope: Scope, eqn: Equation) -> bool:
-        """Return whether an equation is an update of ours that needs no order."""
-        return updates(eqn) and (scope.is_invariant(eqn) or self.reads_feed_only_next_update(scope, eqn.invars[0]))
-
     def reads_feed_only_next_update(self, scope: Scope, buffer: Any) -> bool:
         """Return whether every read of a version of a buffer feeds only the next update, or runs before it.
 
@@ -114,10 +113,13 @@ class OrderNeeds:
         """
         key = scope, buffer
         if key not in self.for_itself:
-            uses = self.all_uses(*home_of(scope, buffer))
-            owners = [(at, use) for at, use in uses if self._is_owner(use)]
+            owners = self._owners(scope, buffer)
             self.for_itself[key] = len(owners) == 1 and self._is_for(*owners[0], scope)
         return self.for_itself[key]
+
+    def _owners(self, scope: Scope, value: Any) -> list[tuple[Scope, Use]]:
+        """Return the uses of a value that update it, with their scopes."""
+        return [(at, use) for at, use in self.all_uses(*home_of(scope, value)) if self._is_owner(use)]
 
     def _is_owner(self, use: Use) -> bool:
         return use.eqn is not None and self.ownership.owns(use.eqn, use.operand)

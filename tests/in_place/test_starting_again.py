@@ -12,6 +12,7 @@ from in_numpy import in_numpy
 from in_place import assert_linear_time, assert_moves_no_more, compiled
 from jax import lax
 
+from benchmarks.harm.programs.reports import best_so_far, driven_at_one_place
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._hlo import text as hlo_text
@@ -130,18 +131,7 @@ def test_a_part_of_a_cotangent_has_the_derivative_of_its_branch():
 @pytest.mark.parametrize("order", ["in_place(vmap)", "vmap(in_place)"])
 def test_a_buffer_that_goes_on_is_not_written_over_with_another(order):
     """The step returns the state, and it returns it once more where it is better than the best one."""
-
-    def f(state, values):
-        def step(carry, x):
-            state, best, score = carry
-            k, value = x
-            state = state.at[k].set(value)
-            found = jnp.sum(state[:3]) + value
-            is_better = found > score
-            return (state, jnp.where(is_better, state, best), jnp.where(is_better, found, score)), found
-
-        return lax.scan(step, (state, state, -jnp.inf), (jnp.arange(values.size), values))
-
+    f = best_so_far
     states, values = np.sin(np.arange(3 * 2000.0)).reshape(3, -1), np.sin(np.arange(60.0)).reshape(3, -1)
     g = {"in_place(vmap)": in_place(jax.vmap(f)), "vmap(in_place)": jax.vmap(in_place(f))}[order]
     assert_moves_no_more(g, jax.vmap(f), (states, values), states[0].nbytes)
@@ -160,15 +150,7 @@ def test_a_buffer_that_goes_on_is_not_written_over_with_another(order):
 
 @pytest.mark.parametrize("order", ["in_place(vmap)", "vmap(in_place)"])
 def test_what_is_the_same_in_every_step_is_made_before_the_loop(order):
-    """An array decays, and one element is driven. Examples end by themselves."""
-
-    def f(u, place, steps):
-        def step(state):
-            k, u = state
-            return k + 1, 0.9 * u + jnp.zeros(u.size).at[place].set(1)
-
-        return lax.while_loop(lambda state: state[0] < steps, step, (0, u))[1]
-
+    f = driven_at_one_place
     us, places, steps = np.sin(np.arange(3 * 600.0)).reshape(3, -1), np.array([3, 0, 599]), np.array([5, 0, 2])
     g = {"in_place(vmap)": in_place(jax.vmap(f)), "vmap(in_place)": jax.vmap(in_place(f))}[order]
     assert_moves_no_more(g, jax.vmap(f), (us, places, steps), us[0].nbytes)

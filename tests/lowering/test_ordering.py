@@ -11,6 +11,7 @@ from in_place import compiled, loops_in_loops
 from jax import lax
 from jax.experimental import io_callback
 
+from benchmarks.harm.programs.reports import decaying_sums
 from jax_tensorarray import in_place, ta_add, ta_empty, ta_max, ta_read, ta_swap, ta_write, while_loop
 
 SIZE, ROW = 7, 3
@@ -203,17 +204,13 @@ def test_a_loop_that_is_the_same_in_every_step_waits_for_no_read(is_in_branch):
     """XLA runs it once, before the loop around it."""
 
     def f(xs, length, steps):
-        def sums(xs):
-            def add(state):
-                i, sums = state
-                return i + 1, sums.at[i].set(0.9 * sums[i - 1] + xs[i])
-
-            return lax.while_loop(lambda state: state[0] < length, add, (1, xs))[1]
-
         def step(state):
             k, total = state
-            row = lax.cond(length > 0, sums, lambda xs: xs, xs) if is_in_branch else sums(xs)
-            return k + 1, 0.9 * total + row[k % len(xs)] * xs[(k + 1) % len(xs)]
+            if is_in_branch:
+                sums = lax.cond(length > 0, decaying_sums, lambda xs, _: xs, xs, length)
+            else:
+                sums = decaying_sums(xs, length)
+            return k + 1, 0.9 * total + sums[k % len(xs)] * xs[(k + 1) % len(xs)]
 
         return lax.while_loop(lambda state: state[0] < steps, step, (0, 0.0))[1]
 

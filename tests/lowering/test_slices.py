@@ -619,9 +619,10 @@ def test_an_update_is_not_fused_with_the_arithmetic_before_it(examples):
     np.testing.assert_allclose(compiled(*args), want, rtol=1e-12)
 
 
-@pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="a branch reads the row, and XLA stores what it reads")
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_one_hot_vector_that_a_step_reads_is_not_stored(reads):
+    is_behind_branch = reads and not _compat.barriers_hold("cpu")  # then XLA stores what the branch reads
+
     def f(b, places):
         def step(b, place):
             here = jnp.zeros(len(b)).at[place].set(1)
@@ -635,7 +636,7 @@ def test_a_one_hot_vector_that_a_step_reads_is_not_stored(reads):
         in_place.whole_buffer_operations_per_step(x.as_text(), b.nbytes)
         for x in (compiled, in_place.compiled(f, b, places))
     )
-    assert moved <= most
+    assert moved <= most + is_behind_branch
     end, out = compiled(b, places)
     for k, place in enumerate(places):
         assert out[k] == (place // 2 == place if reads else b[place])

@@ -158,6 +158,16 @@ def column_of_all_rows(b, columns, xs):
     return lax.scan(step, b, (columns, xs))
 
 
+def decaying_sums(xs: Any, length: Any) -> Any:
+    """Return a table, of which a loop makes the rows up to a length, one from the other."""
+
+    def add(state: Any) -> Any:
+        i, sums = state
+        return i + 1, sums.at[i].set(0.9 * sums[i - 1] + xs[i])
+
+    return lax.while_loop(lambda state: state[0] < length, add, (1, xs))[1]
+
+
 @_sized(
     (60, 600, 6000),
     lambda r, n: (floats(r, n), *(r.integers(k // 2, k, ()).astype(np.int32) for k in (n, 200))),
@@ -166,16 +176,9 @@ def column_of_all_rows(b, columns, xs):
 def sums_in_every_step(xs, length, steps):
     """A step makes the same table as every other one, by a loop, and reads a row. Examples end by themselves."""
 
-    def sums():
-        def add(state):
-            i, sums = state
-            return i + 1, sums.at[i].set(0.9 * sums[i - 1] + xs[i])
-
-        return lax.while_loop(lambda state: state[0] < length, add, (1, xs))[1]
-
     def step(state):
         k, total = state
-        return k + 1, 0.9 * total + sums()[k % len(xs)] * xs[k % len(xs)]
+        return k + 1, 0.9 * total + decaying_sums(xs, length)[k % len(xs)] * xs[k % len(xs)]
 
     return lax.while_loop(lambda state: state[0] < steps, step, (0, jnp.zeros(())))[1]
 
@@ -226,7 +229,7 @@ def best_so_far(x, values):
         is_better = found > score
         return (state, jnp.where(is_better, state, best), jnp.where(is_better, found, score)), found
 
-    return lax.scan(step, (x, x, jnp.float32(-1e9)), (jnp.arange(60), values))
+    return lax.scan(step, (x, x, -jnp.inf), (jnp.arange(len(values)), values))
 
 
 @_sized((60, 600, 6000), lambda r, n: (floats(r, n), floats(r, 60)))
