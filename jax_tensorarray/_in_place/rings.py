@@ -94,7 +94,7 @@ class _Line(NamedTuple):
     def part(self, first: int, length: int) -> "_Line":
         found, at = list[_Piece](), 0
         for piece in self.pieces:
-            low, high = max(first - at, 0), min(first + length - at, piece.length)
+            low, high = (min(max(k - at, 0), piece.length) for k in (first, first + length))
             if low < high or (length == 0 and not found):
                 found.append(piece._replace(first=piece.first + low, length=high - low))
             at += piece.length

@@ -124,3 +124,18 @@ def test_an_array_whose_type_says_how_it_is_divided():
         x = jax.device_put(np.linspace(0.1, 1, 2 * SIZE).reshape(2, SIZE), NamedSharding(mesh, P("d")))
         f = jax.vmap(one)
         jax.tree.map(np.testing.assert_allclose, jit(in_place(f))(x), jit(f)(x))
+
+
+@pytest.mark.parametrize("order", ["in_place(grad)", "grad(in_place)"])
+def test_a_stencil_whose_ends_are_set_has_its_gradient(order):
+    """The gradient takes no rows from behind the last one of a register."""
+
+    def f(b, values):
+        def step(b, value):
+            inside = b.at[1:-1].set(0.5 * (b[2:] + b[:-2]))
+            new = inside.at[0].set(value).at[-1].set(0)
+            return new, new[ROWS // 2]
+
+        return lax.scan(step, b, values)
+
+    assert_as_in_numpy(f, (np.sin(np.arange(3.0 * ROWS)), np.cos(np.arange(4.0))), order)
