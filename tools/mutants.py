@@ -655,7 +655,7 @@ MUTANTS = {
         files=("in_place/test_starting_again.py -k same_in_every_step",),
     ),
     "a sum of all rows takes an update that XLA makes before the loop": Mutant(
-        (("_in_place/sums.py", "and some.is_invariant and not whole.is_given", "and False"),),
+        (("_in_place/sums.py", "(some.is_invariant or _is_padded(whole))", "_is_padded(whole)"),),
         files=("in_place/test_starting_again.py -k same_in_every_step",),
     ),
     "a buffer that goes on is written over with another": Mutant(
@@ -663,11 +663,57 @@ MUTANTS = {
         files=("in_place/test_starting_again.py -k goes_on",),
     ),
     "an update is fused with the arithmetic before it": Mutant(
-        (("_lowering/slices.py", "if self._is_fused_with(eqn, how):", "if False:"),),
+        (("_lowering/slices.py", "if self._is_fused_with_maker(eqn, how):", "if False:"),),
         files=("lowering/test_slices.py -k not_fused_with",),
     ),
+    "updates are fused with the arithmetic after them": Mutant(
+        (("_lowering/slices.py", "self._is_fused_with_reader(eqn, x)", "False"),),
+        files=("lowering/test_slices.py -k no_fusion",),
+    ),
+    "updates of examples are fused with the arithmetic after them": Mutant(
+        (
+            (
+                "_lowering/slices.py",
+                "            if updated in self.of_several_slices:\n                return True\n",
+                "",
+            ),
+        ),
+        files=("in_place/test_whole_arrays.py -k no_fusion",),
+    ),
+    "an update that reads its rows is fused with the arithmetic before it": Mutant(
+        (
+            (
+                "_lowering/slices.py",
+                "if how.at_once or not self.barriers_hold",
+                "if how.does_both or how.at_once or not self.barriers_hold",
+            ),
+        ),
+        files=("in_place/test_whole_arrays.py -k traces",),
+    ),
+    "a read of an updated buffer makes the update wait for its own rows": Mutant(
+        (("_lowering/uses.py", "is_apart or self._is_owner(use)", "self._is_owner(use)"),),
+        files=("lowering/test_slices.py -k column_is_read",),
+    ),
+    "the parts of a rolled array have a cotangent each": Mutant(
+        (("_in_place/repair.py", "Left() if _only_moves(inner, operands) else ", ""),),
+        files=("in_place/test_whole_arrays.py -k rolled",),
+    ),
+    "rows are added to what a step pads": Mutant(
+        (("_in_place/sums.py", "(some.is_invariant or _is_padded(whole))", "some.is_invariant"),),
+        files=("in_place/test_whole_arrays.py -k driven",),
+    ),
+    "a part behind the end of a line has a negative length": Mutant(
+        (
+            (
+                "_in_place/rings.py",
+                "(min(max(k - at, 0), piece.length) for k in (first, first + length))",
+                "(max(first - at, 0), min(first + length - at, piece.length))",
+            ),
+        ),
+        files=("in_place/test_registers.py -k stencil",),
+    ),
     "an update of zeros is stored before a row of it is read": Mutant(
-        (("_lowering/slices.py", " and not is_of_one_number", ""),),
+        (("_lowering/slices.py", "(several or not is_of_one_number)", "True"),),
         files=("lowering/test_slices.py -k one_hot",),
     ),
     "a loop that is the same in all steps waits for a read": Mutant(

@@ -1,6 +1,6 @@
 """What a program is, and in which ways it is measured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -95,6 +95,17 @@ def program(
 
     def register(f: Function) -> Function:
         PROGRAMS.append(Program(family or f.__module__.rpartition(".")[2], name or f.__name__, f, make, **how))
+        return f
+
+    return register
+
+
+def sized(sizes: Sequence[int], make: Callable[..., Any], **how: Any) -> Callable[[Function], Function]:
+    """Register a function as a program at each size. `make` maps a generator and a size to the arguments."""
+
+    def register(f: Function) -> Function:
+        for size in sizes:
+            program(lambda r, size=size: make(r, size), name=f"{f.__name__}_{size}", **how)(f)
         return f
 
     return register

@@ -79,8 +79,6 @@ class Repair:
         self.request, self.in_loop, self.active = request, in_loop, active
         #: See `parts.put_together`: variables of what is evaluated, and of what it inlines.
         self.put_together: dict[Any, parts.Step] = {}
-        #: See `views.computed_with`: variables whose cotangents are made as a whole in any case.
-        self.computed_with = set[Any]()
         #: See `views.discarded`: versions of a buffer, here and in what is inlined, that XLA need not make.
         self.discarded = set[Any]()
 
@@ -96,11 +94,12 @@ class Repair:
         viewed = views.viewed(inner, patterns.masks_among(inner.invars, inputs)) if self.in_loop else set()
         used = selects.used_in(inner) if self.in_loop else frozenset()
         needed = selects.needed_in(inner) if self.in_loop else frozenset()
+        computed_with = views.computed_with(inner) if self.in_loop else frozenset()
         for v, x in zip(inner.invars, inputs, strict=True):
             x.is_needed |= v in needed
+            x.is_computed_with |= v in computed_with
         if self.in_loop:
             self.put_together.update(parts.put_together(inner))
-            self.computed_with |= views.computed_with(inner)
             self.discarded |= views.discarded(inner)
 
         def read(v: Any) -> Value:
@@ -119,6 +118,7 @@ class Repair:
                 for v, x in zip(eqn.outvars, results, strict=True):
                     x.is_used |= v in used and x.update is not None
                     x.is_needed |= v in needed
+                    x.is_computed_with |= v in computed_with
                     x.is_invariant |= is_same
                 if self.in_loop:
                     indices.note(eqn, operands, results, is_kept=left is not None)
@@ -252,7 +252,7 @@ class Repair:
         if name in registry.ENTRIES:
             inner = registry.inlined(eqn)
             if self.in_loop and inner is not None:  # it may contain nothing but a select
-                return self.evaluate(inner, operands)
+                return Left() if _only_moves(inner, operands) else self.evaluate(inner, operands)
             if self.in_loop and (chosen := _chosen(eqn, operands)) is not None:
                 return chosen
             if not self.finds_in(eqn):
@@ -284,7 +284,7 @@ class Repair:
             return Left("not-in-a-loop")
         if jaxprs.has_symbolic_shapes(eqn):
             return Left("symbolic-shape")
-        if name == "slice" and eqn.invars[0] in self.computed_with:
+        if name == "slice" and operands[0].is_computed_with:
             return Left("made-in-the-step")  # its cotangent is, too; reports leave out such reads
         why = Left()
         for rule in RULES.get(name, ()):
@@ -382,6 +382,15 @@ def _may_keep(eqn: Equation, active: Array) -> bool:
     n, given = active.ndim, {(v.aval.shape, v.aval.dtype) for v in eqn.invars if rows.has_rows(v.aval)}
     results = [v.aval for v in eqn.outvars if rows.has_rows(v.aval)]
     return any(t.shape[:n] == active.shape != t.shape and (t.shape, t.dtype) in given for t in results)
+
+
+def _only_moves(jaxpr: Jaxpr, operands: Sequence[Value]) -> bool:
+    """Return whether a call moves elements of arrays that the step computes with, as `jnp.roll` does.
+
+    The derivative of the call is one array. XLA adds it faster than one array after the other for each of the parts.
+    """
+    names = {eqn.primitive.name for eqn in _compat.opened(jaxpr).eqns}
+    return names <= {"slice", "concatenate"} and all(x.is_computed_with for x in operands)
 
 
 def _chosen(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:

@@ -26,13 +26,20 @@ from jax_tensorarray._types import Array, Equation
 def add(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Add to the rows in place.
 
-    If a step computes all of the other operand, XLA adds an array that it makes before the loop in the same pass.
+    If a step makes all of the other operand, XLA adds in the same pass what it makes before the loop. It adds the rows
+    that a `jnp.roll` moves around the end to the others in one pass, too.
     """
     a, b = operands
-    if any(some.sparse_updates and some.is_invariant and not whole.is_given for whole, some in ((a, b), (b, a))):
-        return Left()
+    for whole, some in ((a, b), (b, a)):
+        if some.sparse_updates and not whole.is_given and (some.is_invariant or _is_padded(whole)):
+            return Left()
     found = total(a, b)
     return Left() if found is None else [found]
+
+
+def _is_padded(x: Value) -> bool:
+    maker = _compat.maker_of(x.array)
+    return x.sparse_updates is None and maker is not None and maker.primitive.name == "pad"
 
 
 def total(a: Value, b: Value) -> Value | None:

@@ -220,6 +220,7 @@ class Value:
         before: the previous version, if there is one; `change` is the difference: an `Update` of rows, a `Difference`
             or a `Guard`.
         form: what its elements are: `Broadcast`, `Stopped`, `Selected`, `SparseRows` or `LastCarry`; else None.
+        is_computed_with: whether a step computes with all of it, so that its cotangent is made as a whole in any case.
         is_consumed: whether anything but reads of rows has used it.
         is_invariant: whether it is certain that it is the same in every step of the loop.
         is_made_whole: whether rows were read of it, and it cannot be computed row by row.
@@ -239,6 +240,7 @@ class Value:
         "before",
         "change",
         "form",
+        "is_computed_with",
         "is_consumed",
         "is_invariant",
         "is_made_whole",
@@ -269,7 +271,7 @@ class Value:
         self.origin = Origin.BEFORE if before is not None and before.is_given else origin
         self.made_by: Any = None  # an `indices.Definition`
         self.pattern: Any = None
-        self.is_used = self.is_consumed = self.is_made_whole = self.is_needed = False
+        self.is_used = self.is_consumed = self.is_made_whole = self.is_needed = self.is_computed_with = False
         self.is_invariant = self.literal is not None or origin is Origin.CONSTANT
 
     @classmethod

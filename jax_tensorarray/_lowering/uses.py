@@ -163,8 +163,9 @@ class OrderNeeds:
         return written if is_made and least >= _gates.ORDERED_BYTES else None
 
     def _goes_on(self, use: Use) -> bool:
-        """Return whether a use returns a version of a buffer from the jaxpr, or updates it."""
-        return use.eqn is None or self._is_owner(use)
+        """Return whether a use returns a version of a buffer from the jaxpr, updates it, or reads it apart."""
+        is_apart = self.barriers_hold and use.eqn is not None and use.eqn.primitive is ta_read_p
+        return use.eqn is None or is_apart or self._is_owner(use)
 
     def _reach_only(self, scope: Scope, buffer: Any, update: Equation, first: Any = None) -> bool:
         """Return whether all values that depend on a buffer feed only `update`, or are computed before it.

@@ -13,6 +13,7 @@ from benchmarks.harm.programs import (  # noqa: F401
     sorting,
     tables,
     views,
+    whole_arrays,
 )
 
 __all__ = ["PROGRAMS"]

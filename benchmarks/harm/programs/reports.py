@@ -1,6 +1,5 @@
 """Programs after public reports, each at three sizes: some lose only below or above a size."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,21 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.harm.program import Function, floats, program
+from benchmarks.harm.program import floats, sized
 
 
-def _sized(sizes: Sequence[int], make: Callable[..., Any], **how: Any) -> Callable[[Function], Function]:
-    """Register a function as a program at each size. `make` maps a generator and a size to the arguments."""
-
-    def register(f: Function) -> Function:
-        for size in sizes:
-            program(lambda r, size=size: make(r, size), name=f"{f.__name__}_{size}", **how)(f)
-        return f
-
-    return register
-
-
-@_sized((32, 128, 512), lambda r, n: (floats(r, n, 2, 16),), by=None, rounding=256)
+@sized((32, 128, 512), lambda r, n: (floats(r, n, 2, 16),), by=None, rounding=256)
 def half_precision_cache(xs):
     """Attention over a cache in bfloat16 whose first axis is time."""
 
@@ -36,7 +24,7 @@ def half_precision_cache(xs):
     return lax.scan(step, jnp.zeros(xs.shape, jnp.bfloat16), (jnp.arange(len(xs)), xs))[1]
 
 
-@_sized((16, 64, 256), lambda r, n: (np.eye(32, dtype=np.float32) / 3, floats(r, n, 32)), axes=(None, 0))
+@sized((16, 64, 256), lambda r, n: (np.eye(32, dtype=np.float32) / 3, floats(r, n, 32)), axes=(None, 0))
 def layers_in_one_cache(w, xs):
     """Two layers, unrolled, write to and attend to their own slice of one cache."""
 
@@ -50,7 +38,7 @@ def layers_in_one_cache(w, xs):
     return lax.scan(step, jnp.zeros((2, *xs.shape)), (jnp.arange(len(xs)), xs))[1]
 
 
-@_sized((2, 4, 8), lambda r, n: (floats(r, n, 16, 16, scale=0.1), floats(r, 32, 16)), axes=(None, 0))
+@sized((2, 4, 8), lambda r, n: (floats(r, n, 16, 16, scale=0.1), floats(r, 32, 16)), axes=(None, 0))
 def layers_stacked_again(w, xs):
     """A step takes a cache apart, writes and attends layer by layer, and stacks it again."""
 
@@ -65,7 +53,7 @@ def layers_stacked_again(w, xs):
     return lax.scan(step, jnp.zeros((len(w), *xs.shape)), (jnp.arange(len(xs)), xs))[1]
 
 
-@_sized((8, 24, 96), lambda r, n: (floats(r, n, 2, scale=0.1),), by=None)
+@sized((8, 24, 96), lambda r, n: (floats(r, n, 2, scale=0.1),), by=None)
 def small_state(us):
     """Improve a plan by its gradient; the state of the rollout has three numbers, which are read one by one."""
 
@@ -79,7 +67,7 @@ def small_state(us):
     return lax.scan(lambda us, _: (us - 0.05 * jax.grad(cost)(us), None), us, None, length=50)[0]
 
 
-@_sized((20, 100, 400), lambda r, n: (np.float32(0.5), floats(r, n, 24)), axes=(None, 0))
+@sized((20, 100, 400), lambda r, n: (np.float32(0.5), floats(r, n, 24)), axes=(None, 0))
 def sum_over_all_rows(q, us):
     """A step writes a row and takes the logsumexp of all rows."""
 
@@ -89,7 +77,7 @@ def sum_over_all_rows(q, us):
     return lax.fori_loop(1, len(us), step, jnp.zeros(us.shape))
 
 
-@_sized((100, 400, 1600), lambda r, n: (floats(r, n, 24, scale=0.125),))
+@sized((100, 400, 1600), lambda r, n: (floats(r, n, 24, scale=0.125),))
 def emptied_register(noise):
     """A shift register that is emptied now and then."""
 
@@ -102,7 +90,7 @@ def emptied_register(noise):
     return lax.scan(step, (jnp.zeros(24), jnp.zeros((len(noise) // 2, 24))), noise)[1]
 
 
-@_sized((16, 64, 128), lambda r, n: (floats(r, 2, n, n, scale=0.1), floats(r, 100)), axes=(0, None))
+@sized((16, 64, 128), lambda r, n: (floats(r, 2, n, n, scale=0.1), floats(r, 100)), axes=(0, None))
 def two_fields_in_one_array(fields, wavelet):
     """A wave with a source and a receiver, whose two fields lie in one array."""
 
@@ -116,7 +104,7 @@ def two_fields_in_one_array(fields, wavelet):
     return lax.scan(step, fields, (jnp.arange(len(wavelet)), wavelet))[1]
 
 
-@_sized((10, 40, 160), lambda r, n: (floats(r, n, 20, 20),))
+@sized((10, 40, 160), lambda r, n: (floats(r, n, 20, 20),))
 def stack_of_frames(noise):
     """A history of the last four frames at each time."""
 
@@ -130,7 +118,7 @@ def stack_of_frames(noise):
     return lax.scan(step, start, (jnp.arange(len(noise)), noise))[0][1]
 
 
-@_sized((20, 60, 160), lambda r, n: (floats(r, n), floats(r, n)))
+@sized((20, 60, 160), lambda r, n: (floats(r, n), floats(r, n)))
 def two_rows_of_a_table(x, y):
     """Soft time warping that keeps two rows of its table, chosen by `i % 2`."""
     n = len(x)
@@ -147,7 +135,7 @@ def two_rows_of_a_table(x, y):
     return lax.fori_loop(1, n + 1, row, jnp.full((2, n + 1), 1e4).at[0, 0].set(0))[n % 2, n]
 
 
-@_sized((60, 600, 6000), lambda r, n: (floats(r, n, 4), r.integers(4, size=60).astype(np.int32), floats(r, 60)))
+@sized((60, 600, 6000), lambda r, n: (floats(r, n, 4), r.integers(4, size=60).astype(np.int32), floats(r, 60)))
 def column_of_all_rows(b, columns, xs):
     """A step writes a column of a matrix. Each example has columns of its own."""
 
@@ -168,7 +156,7 @@ def decaying_sums(xs: Any, length: Any) -> Any:
     return lax.while_loop(lambda state: state[0] < length, add, (1, xs))[1]
 
 
-@_sized(
+@sized(
     (60, 600, 6000),
     lambda r, n: (floats(r, n), *(r.integers(k // 2, k, ()).astype(np.int32) for k in (n, 200))),
     by=None,
@@ -187,7 +175,7 @@ def _transitions(r: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     return floats(r, n), r.integers(n, size=200).astype(np.int32), floats(r, 200)
 
 
-@_sized((60, 600, 6000), _transitions)
+@sized((60, 600, 6000), _transitions)
 def eligibility_traces(values, states, rewards):
     """TD(lambda): all traces decay, and that of the state is raised. A step also reads rows of the one-hot vector."""
 
@@ -203,7 +191,7 @@ def eligibility_traces(values, states, rewards):
     return lax.scan(step, (values, jnp.zeros(len(values))), steps)
 
 
-@_sized(
+@sized(
     (60, 600, 6000), lambda r, n: (floats(r, n), *(r.integers(50, k, ()).astype(np.int32) for k in (60, 200))), by=None
 )
 def driven_at_one_place(u, place, steps):
@@ -217,7 +205,7 @@ def driven_at_one_place(u, place, steps):
     return lax.while_loop(lambda state: state[0] < steps, step, (0, u))[1]
 
 
-@_sized((60, 600, 6000), lambda r, n: (floats(r, n), floats(r, 60)))
+@sized((60, 600, 6000), lambda r, n: (floats(r, n), floats(r, 60)))
 def best_so_far(x, values):
     """Keep the best state of a search. A step changes one row, and seldom improves."""
 
@@ -232,7 +220,7 @@ def best_so_far(x, values):
     return lax.scan(step, (x, x, -jnp.inf), (jnp.arange(len(values)), values))
 
 
-@_sized((60, 600, 6000), lambda r, n: (floats(r, n), floats(r, 60)))
+@sized((60, 600, 6000), lambda r, n: (floats(r, n), floats(r, 60)))
 def normalised_weights(weights, values):
     """A step sets a weight, divides all by their sum, and reads one."""
 

@@ -1,0 +1,68 @@
+"""Steps that compute with whole arrays beside updates: no more operations on these, and no fewer vectors."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from catalogue.loop import examples
+from in_place import assert_moves_no_more, compiled
+from orders import ORDERS, assert_as_in_numpy
+
+from benchmarks.harm.programs import PROGRAMS
+from jax_tensorarray import _compat, in_place
+
+FAMILY = [p for p in PROGRAMS if p.family == "whole_arrays"]
+NAMES = [p.name for p in FAMILY[1::3]]  # of the second size
+LOOPS = {"until_it_is_full_600"}  # a `while_loop` of JAX has no gradient
+#: Where no barrier holds, XLA computes the arithmetic again for the row that an update reads, and copies its operand.
+COPIED = () if _compat.barriers_hold("cpu") else ("traces_and_weights_600",)
+
+
+def case(name, order):
+    """A function, its arguments in an order, and the size of its first argument in bytes."""
+    [p] = [p for p in FAMILY if p.name == name]
+    args = [x.astype(float) if x.dtype == np.float32 else x for x in p.make(np.random.default_rng(0))]
+    args = examples(args) if "vmap" in order else args
+    return p.f, args, args[0].nbytes
+
+
+ORDERS_HERE = ["forward", "in_place(vmap)", "grad(in_place)", "in_place(grad)", "in_place(vmap(grad))"]
+CASES = [
+    pytest.param(name, order, marks=() if (row + column) % 3 == 0 else pytest.mark.slow)
+    for row, name in enumerate(NAMES)
+    for column, order in enumerate(ORDERS_HERE)
+    if name not in COPIED and (name not in LOOPS or "grad" not in order)
+]
+
+
+@pytest.mark.parametrize(("name", "order"), CASES)
+def test_a_step_makes_whole_arrays_no_more_often_than_in_plain_jax(name, order):
+    f, args, num_bytes = case(name, order)
+    change = ORDERS[order]
+    assert_as_in_numpy(f, args, order, oracle=jax.jit)
+    assert_moves_no_more(change(f, in_place, 0), change(f, lambda f: f, 0), args, num_bytes)
+
+
+@pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="no barrier separates the two")
+@pytest.mark.parametrize("order", ["vmap", "in_place(vmap)"])
+@pytest.mark.parametrize("name", ["gradient_steps_100", "until_it_is_full_600"])
+def test_updates_of_examples_are_in_no_fusion_with_arithmetic(name, order):
+    """In plain JAX they are a scatter, which is in none."""
+    f, args, _ = case(name, order)
+    text = assert_as_in_numpy(f, args, order, oracle=jax.jit).as_text()
+    shape = re.escape(",".join(map(str, args[0].shape)))
+    fusions = re.findall(r"(?m)^%fused_computation[^{]*\{\n(.*?)^\}", text, re.DOTALL)
+    arithmetic = re.compile(rf"= f64\[{shape}\]\S* (add|multiply|subtract)\(")
+    updating = [x for x in fusions if re.search(rf"= f64\[{shape}\]\S* dynamic-update-slice\(", x)]
+    assert updating and not any(map(arithmetic.search, updating))
+
+
+@pytest.mark.parametrize("order", ["grad(in_place)", "in_place(grad)"])
+def test_the_gradient_of_rolled_arrays_is_the_program_of_plain_jax(order):
+    def operations(g):
+        program = compiled(ORDERS[order](f, g, 0), *args)
+        return re.findall(r"= \S+ ([a-z\-]+)\(", program.as_text())
+
+    f, args, _ = case("diffusion_32", order)
+    assert operations(in_place) == operations(lambda f: f)
