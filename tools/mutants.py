@@ -670,15 +670,21 @@ MUTANTS = {
         (("_lowering/slices.py", "self._is_fused_with_reader(eqn, x)", "False"),),
         files=("lowering/test_slices.py -k no_fusion",),
     ),
+    "a small array is updated again where it is read": Mutant(
+        (("_lowering/slices.py", "x.aval.size >= _gates.APART_ELEMENTS if self.is_on_cpu else ", ""),),
+        files=("lowering/test_slices.py -k updated_once",),
+    ),
     "updates of examples are fused with the arithmetic after them": Mutant(
-        (
-            (
-                "_lowering/slices.py",
-                "            if updated in self.of_several_slices:\n                return True\n",
-                "",
-            ),
-        ),
+        (("_lowering/slices.py", "updated not in self.of_several_slices and ", ""),),
         files=("in_place/test_whole_arrays.py -k no_fusion",),
+    ),
+    "columns of zeros are fused with the arithmetic after them": Mutant(
+        (("_lowering/slices.py", " and _has_whole_rows(update)", ""),),
+        files=("lowering/test_slices.py -k few_whole_rows",),
+    ),
+    "many rows of zeros are fused with the arithmetic after them": Mutant(
+        (("_lowering/slices.py", " or count > _gates.FUSED_UPDATES", ""),),
+        files=("lowering/test_slices.py -k few_whole_rows",),
     ),
     "an update that reads its rows is fused with the arithmetic before it": Mutant(
         (
@@ -936,14 +942,6 @@ MUTANTS = {
             ),
         ),
         files=("ops/test_starts.py",),
-    ),
-    "exp of a whole array is fused with the update of a row": Mutant(
-        (("_lowering/slices.py", "self.is_on_cpu and _is_fused", "False and _is_fused"),),
-        files=("lowering/test_slices.py -k exp_of",),
-    ),
-    "an update that is not in place passes a barrier before exp": Mutant(
-        (("_lowering/slices.py", "if scope.uses.of(updated)[-1].eqn is not update:", "if False:"),),
-        files=("lowering/test_slices.py -k exp_of",),
     ),
     "the tangent of a row on the host is that of the first row": Mutant(
         (

@@ -24,7 +24,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jax_tensorarray import _gates
@@ -160,8 +159,8 @@ class _JaxprRewriter:
         """Put barriers before an operation that reads whole updated buffers. Return whether there are such.
 
         Otherwise XLA duplicates the update into the fusion that reads, and copies the old buffer for it. Without other
-        uses of the updated buffer, XLA computes the update in that fusion only. On a CPU it then computes all of that
-        fusion without vectors, because the update may replace any element:
+        uses of the updated buffer, XLA computes the update in that fusion only. On a CPU all of that fusion has no
+        vectors, because the update may replace any element:
 
             b = dynamic_update_slice(b, x, i)        b = dynamic_update_slice(b, x, i)
             b = dynamic_update_slice(b, y, j)        b = dynamic_update_slice(b, y, j)
@@ -177,12 +176,15 @@ class _JaxprRewriter:
         for x in eqn.invars:
             if not self.is_duplicated(x):
                 continue
-            least = _gates.ORDERED_BYTES if _is_converted(eqn) else _gates.ORDERED_BYTES_OF_ALL
-            is_copied = num_bytes(x) >= least and len(self.scope.uses.of(x)) > 1
+            is_copied = self._is_large(x) and len(self.scope.uses.of(x)) > 1
             if is_copied or (self.is_on_cpu and self._is_fused_with_reader(eqn, x)):
                 buffer, changed = self.block.read(x), True
                 self._pass_on(buffer, *self.block.call(slicing.barrier, [buffer], eqn))
         return changed
+
+    def _is_large(self, x: Any) -> bool:
+        """Return whether a barrier takes less time than an update that XLA computes twice, once without vectors."""
+        return x.aval.size >= _gates.APART_ELEMENTS if self.is_on_cpu else num_bytes(x) >= _gates.ORDERED_BYTES_OF_ALL
 
     def is_duplicated(self, atom: Atom) -> bool:
         return not isinstance(current := self.block.read(atom), Literal) and current in self.duplicated
@@ -358,25 +360,21 @@ class _JaxprRewriter:
         return results
 
     def _is_fused_with_reader(self, eqn: Equation, updated: Any) -> bool:
-        """Return whether XLA fuses updates with the one operation that reads the result, which has as many elements.
+        """Return whether XLA fuses updates with the one operation that reads the result, without vectors.
 
-        Without the fusion updates are in place, too, if they begin with a carry or with what the step computes, and if
-        that is not used later. Otherwise the fusion saves a copy. But it does not pay for several slices: the scatter,
-        which they are in a plain program, is in no fusion.
+        An array of one number would be stored for the updates. So a few whole rows of it stay in the fusion: between
+        these, XLA computes with vectors.
         """
-        size, uses = updated.aval.size, self.scope.uses
+        size = updated.aval.size
         is_fused = eqn.primitive.name in kinds.FUSED and [v.aval.size for v in eqn.outvars] == [size]
-        if not is_fused or size < _gates.APART_ELEMENTS or len(uses.of(updated)) > 1:
+        if not is_fused or size < _gates.APART_ELEMENTS or len(self.scope.uses.of(updated)) > 1:
             return False
+        count, are_rows = 0, True
         while (update := self.scope.maker(updated)) is not None and updates(update):
-            if updated in self.of_several_slices:
-                return True
-            updated = update.invars[0]
-            if uses.of(updated)[-1].eqn is not update:
-                return False
-        if update is None:
-            return self.scope.role == "body" and self.scope.carried(updated) is not None
-        return repeated_by(self.scope, updated)[0] is updated
+            are_rows &= updated not in self.of_several_slices and _has_whole_rows(update)
+            updated, count = update.invars[0], count + 1
+        is_stored = repeated_by(self.scope, updated)[0] is updated
+        return is_stored or not are_rows or count > _gates.FUSED_UPDATES
 
     def _is_fused_with_maker(self, update: Equation, how: How) -> bool:
         """Return whether XLA would fuse an update with the arithmetic that makes its operand.
@@ -407,13 +405,10 @@ class _JaxprRewriter:
         return fenced
 
 
-def _is_converted(eqn: Equation) -> bool:
-    """Return whether XLA for CPUs first converts the operands of a product to float32, in a fusion.
-
-    The product takes longer than the wait. For float32 there is no such fusion.
-    """
-    dtypes = [v.aval.dtype for v in eqn.invars] if eqn.primitive.name == "dot_general" else []
-    return any(jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 for dtype in dtypes)
+def _has_whole_rows(update: Equation) -> bool:
+    """Return whether an update has whole rows along the last axis of its array."""
+    params = update.params
+    return bool(params["batch_dims"] + params["index_dims"] < update.invars[0].aval.ndim)
 
 
 def _num_slices(eqn: Equation, how: How) -> int:

@@ -37,6 +37,16 @@ def calls(f, *args):
     return [match.group(1) for match in found if match]
 
 
+def updates_with_arithmetic(hlo, shape):
+    """Whether a fusion updates an array of a shape and computes with all of it."""
+    fusions = re.findall(r"(?m)^%fused_computation[^{]*\{\n(.*?)^\}", hlo, re.DOTALL)
+    update, arithmetic = (
+        re.compile(rf"= f64\[{shape}\]\S* ({name})\(")
+        for name in ("dynamic-update-slice", "exponential|add|multiply|subtract")
+    )
+    return any(update.search(text) and arithmetic.search(text) for text in fusions)
+
+
 def random(dtype, *shape):
     return oracle.random_bits(np.random.default_rng(0), shape, dtype)
 
@@ -539,7 +549,7 @@ def test_a_row_that_has_been_written_is_read_in_the_same_step(of):
 @pytest.mark.parametrize("begins", ["carried", "computed", "used later"])
 @pytest.mark.parametrize("after", [lambda b, c: b + jnp.exp(c), lambda b, _: 0.9 * b], ids=["exp", "decay"])
 def test_updates_are_in_no_fusion_with_the_arithmetic_after_them(after, begins, num_updates):
-    """XLA computes that fusion without vectors. If the buffer before is used later, the fusion saves a copy."""
+    """XLA computes that fusion without vectors."""
 
     def f(b, c, x):
         def step(b, i):
@@ -547,23 +557,67 @@ def test_updates_are_in_no_fusion_with_the_arithmetic_after_them(after, begins, 
             for k in range(num_updates):
                 new = ta_write(new, i + k, x * i + k)
             new = after(new, c - i)
-            return new, jnp.sum(b * new) if begins == "used later" else 0.0
+            return jnp.where(i % 2 == 0, new, b) if begins == "used later" else new, None
 
         return lax.scan(step, b, jnp.arange(5))
 
     b, c, x = np.ones((20, 24)), np.linspace(-1, 1, 480).reshape(20, 24), np.linspace(0, 1, 24)
     compiled = jax.jit(f).lower(b, c, x).compile()
-    fusions = re.findall(r"(?m)^%fused_computation[^{]*\{\n(.*?)^\}", compiled.as_text(), re.DOTALL)
-    arithmetic = re.compile(r"= f64\[20,24\]\S* (exponential|add|multiply)\(")
-    both = [text for text in fusions if arithmetic.search(text) and " dynamic-update-slice(" in text]
-    assert bool(both) == (begins == "used later")
+    assert not updates_with_arithmetic(compiled.as_text(), "20,24")
     want = b.copy()
     for i in range(5):
-        want = 0.5 * want + 1 if begins == "computed" else want
+        new = 0.5 * want + 1 if begins == "computed" else want.copy()
         for k in range(num_updates):
-            want[i + k] = x * i + k
-        want = np.array(after(want, c - i))
+            new[i + k] = x * i + k
+        if begins != "used later" or i % 2 == 0:
+            want = np.array(after(new, c - i))
     np.testing.assert_allclose(compiled(b, c, x)[0], want, rtol=1e-12)
+
+
+@pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="where no barrier holds, XLA fuses all")
+@pytest.mark.parametrize(("num_updates", "axis"), [(2, 0), (5, 0), (2, 1)])
+def test_only_a_few_whole_rows_of_zeros_are_in_a_fusion_with_arithmetic(num_updates, axis):
+    def f(b, xs):
+        def step(b, x):
+            k, x = x
+            rows = jnp.zeros_like(b)
+            for n in range(num_updates):
+                at = (slice(None),) * axis + (3 * k + n,)
+                rows = rows.at[at].set(x)
+            return b - 0.5 * rows, None
+
+        return lax.scan(step, b, (jnp.arange(len(xs)), xs))[0]
+
+    b, xs = np.sin(np.arange(400.0)).reshape(20, 20), np.arange(20 * 4.0).reshape(4, 20)
+    compiled = in_place.compiled(jt.in_place(f), b, xs)
+    assert updates_with_arithmetic(compiled.as_text(), "20,20") == (num_updates < 5 and axis == 0)
+    want = b.copy()
+    for k, x in enumerate(xs):
+        for n in range(num_updates):
+            (want if axis == 0 else want.T)[3 * k + n] -= 0.5 * x
+    np.testing.assert_allclose(compiled(b, xs), want, rtol=1e-12)
+
+
+@pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="where no barrier holds, XLA fuses the two")
+@pytest.mark.parametrize("size", [40, 4000])
+@pytest.mark.parametrize("read", [lambda b, c: c + b, lambda b, c: c + jnp.sum(b * b)], ids=["add", "sum"])
+def test_an_array_is_updated_once_though_it_is_also_read(read, size):
+    def f(b, places):
+        def step(carry, i):
+            b, c = carry
+            b = b.at[i].set(0.5 * i)
+            return (b, read(b, c)), None
+
+        return lax.scan(step, (b, jnp.zeros_like(b)), places)[0]
+
+    b, places = np.sin(np.arange(float(size))), np.array([3, 0, 39, 3])
+    compiled = in_place.compiled(jt.in_place(f), b, places)
+    assert len(re.findall(rf"= f64\[{size}\]\S* dynamic-update-slice\(", compiled.as_text())) == 1
+    want, total = b.copy(), np.zeros_like(b)
+    for i in places:
+        want[i] = 0.5 * i
+        total = np.array(read(want, total))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), compiled(b, places), (want, total))
 
 
 @pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="a branch reads the column")

@@ -37,6 +37,7 @@ WAYS = {
     "REPLACED_BYTES": (0, math.inf),
     "VECTOR_ELEMENTS": (0, math.inf),
     "APART_ELEMENTS": (0, math.inf),
+    "FUSED_UPDATES": (0, math.inf),
     "ORDERED_BYTES": (0, math.inf),
     "ORDERED_BYTES_OF_ALL": (0, math.inf),
     "SCANNED_POSITIONS": (math.inf, 0),

@@ -52,6 +52,19 @@ def one_and_a_half(state, places, values):
     return lax.scan(step, state, (places, values))
 
 
+@sized((60, 600, 6000), lambda r, n: (floats(r, n), *_indices(r, n), floats(r, STEPS)))
+def summed(state, places, values):
+    """An element is added to, and the sum of all states goes on beside it."""
+
+    def step(carry, x):
+        state, total = carry
+        i, value = x
+        state = state.at[i].add(value)
+        return (state, total + state), total[i]
+
+    return lax.scan(step, (state, jnp.zeros_like(state)), (places, values))
+
+
 @sized((10, 100, 1000), lambda r, n: (floats(r, n, 8), floats(r, STEPS, 8), *_indices(r, n)))
 def gradient_steps(weights, xs, places):
     """A training loop: each step differentiates the loss of one row of the weights."""
