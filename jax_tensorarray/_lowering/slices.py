@@ -407,8 +407,9 @@ class _JaxprRewriter:
 
 def _has_whole_rows(update: Equation) -> bool:
     """Return whether an update has whole rows along the last axis of its array."""
-    params = update.params
-    return bool(params["batch_dims"] + params["index_dims"] < update.invars[0].aval.ndim)
+    if update.primitive not in ROW_OPS:
+        return False
+    return bool(update.params["batch_dims"] + update.params["index_dims"] < update.invars[0].aval.ndim)
 
 
 def _num_slices(eqn: Equation, how: How) -> int:
