@@ -355,26 +355,27 @@ class _JaxprRewriter:
         if several:
             self.of_several_slices.add(eqn.outvars[0])
         is_of_one_number = not repeated_by(self.scope, eqn.invars[0])[0].aval.ndim  # XLA copies nothing to do it again
-        if not how.at_once and (several or not is_of_one_number):
+        if not how.at_once and (not is_of_one_number or (several and self.is_on_cpu)):
             self.duplicated.add(results[0])
         return results
 
     def _is_fused_with_reader(self, eqn: Equation, updated: Any) -> bool:
         """Return whether XLA fuses updates with the one operation that reads the result, without vectors.
 
-        An array of one number would be stored for the updates. So a few whole rows of it stay in the fusion: between
-        these, XLA computes with vectors.
+        An array of one number would be stored for the updates. So one slice of it stays in the fusion: XLA may update
+        the other operand instead. A few whole rows stay too: between these, XLA computes with vectors.
         """
         size = updated.aval.size
         is_fused = eqn.primitive.name in kinds.FUSED and [v.aval.size for v in eqn.outvars] == [size]
         if not is_fused or size < _gates.APART_ELEMENTS or len(self.scope.uses.of(updated)) > 1:
             return False
         count, are_rows = 0, True
-        while (update := self.scope.maker(updated)) is not None and updates(update):
+        while (update := self.scope.maker(updated)) is not None and _is_slice(update):
+            count += 2 if updated in self.of_several_slices else 1
             are_rows &= updated not in self.of_several_slices and _has_whole_rows(update)
-            updated, count = update.invars[0], count + 1
+            updated = update.invars[0]
         is_stored = repeated_by(self.scope, updated)[0] is updated
-        return is_stored or not are_rows or count > _gates.FUSED_UPDATES
+        return is_stored or count > (_gates.FUSED_UPDATES if are_rows else 1)
 
     def _is_fused_with_maker(self, update: Equation, how: How) -> bool:
         """Return whether XLA would fuse an update with the arithmetic that makes its operand.
@@ -405,11 +406,17 @@ class _JaxprRewriter:
         return fenced
 
 
+def _is_slice(eqn: Equation) -> bool:
+    """Return whether an equation updates slices of its first operand, in this library or in JAX."""
+    return updates(eqn) or eqn.primitive.name == "dynamic_update_slice"
+
+
 def _has_whole_rows(update: Equation) -> bool:
     """Return whether an update has whole rows along the last axis of its array."""
-    if update.primitive not in ROW_OPS:
-        return False
-    return bool(update.params["batch_dims"] + update.params["index_dims"] < update.invars[0].aval.ndim)
+    shape, params = update.invars[0].aval.shape, update.params
+    if update.primitive in ROW_OPS:
+        return bool(params["batch_dims"] + params["index_dims"] < len(shape))
+    return len(shape) > 1 and update.invars[1].aval.shape[-1:] == shape[-1:]
 
 
 def _num_slices(eqn: Equation, how: How) -> int:
