@@ -31,7 +31,7 @@ from jax_tensorarray._in_place.rows import Address
 from jax_tensorarray._in_place.values import Left, Value, View, arrays, as_written
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged
-from jax_tensorarray._jaxprs.kinds import CHEAP, ELEMENTWISE, LAYOUT, READS, is_update
+from jax_tensorarray._jaxprs.kinds import CHEAP, ELEMENTWISE, IDENTITIES, LAYOUT, READS, is_update
 from jax_tensorarray._types import Array, Equation, bytes_of
 
 
@@ -121,13 +121,16 @@ def _discarded(
     computed from the numbers of places: a `select_n` by such a mask is an update.
     """
     kept, found, others = _kept(jaxpr, outputs), set(flagged(jaxpr.invars, versions)), set[Any]()
-    from_places = set(flagged(jaxpr.invars, of_places))
+    from_places, repeated = set(flagged(jaxpr.invars, of_places)), set[Any]()
     for eqn in jaxpr.eqns:
         is_version, is_of_places = (
             [not isinstance(v, jex.Literal) and v in some for v in eqn.invars] for some in (found, from_places)
         )
         if eqn.primitive.name == "iota" or (eqn.primitive.name in _ONE_BY_ONE and any(is_of_places)):
             from_places.update(v for v in eqn.outvars if not jaxprs.is_inexact(v.aval))
+        # `vmap` makes a cond of a choice between arrays that it repeats for the examples. These are no versions.
+        is_same = eqn.primitive.name in IDENTITIES and repeated.issuperset(_variables(eqn.invars))
+        repeated.update(eqn.outvars if is_same or eqn.primitive.name == "broadcast_in_dim" else ())
         if (inner := registry.inlined(eqn)) is not None:
             body = _compat.opened(inner)
             within = _discarded(body, tuple(v in kept for v in eqn.outvars), tuple(is_version), tuple(is_of_places))
@@ -135,7 +138,8 @@ def _discarded(
                 pairs = zip(eqn.outvars, body.outvars, strict=True)
                 own |= {*of_body, *(v for v, x in pairs if not isinstance(x, jex.Literal) and x in of_body)}
         elif is_update(eqn) or eqn.primitive.name in _ONE_BY_ONE:
-            is_tried = is_update(eqn) or any(is_version) or (eqn.primitive.name == "select_n" and is_of_places[0])
+            is_choice = eqn.primitive.name == "select_n" and not repeated.issuperset(_variables(eqn.invars[1:]))
+            is_tried = is_update(eqn) or any(is_version) or (is_choice and is_of_places[0])
             (found if is_tried and eqn.outvars[0] not in kept else others).add(eqn.outvars[0])
     return frozenset(found), frozenset(others)
 
