@@ -302,7 +302,7 @@ MUTANTS = {
         files=("in_place/test_views.py",),
     ),
     "a choice by place is no version": Mutant(
-        (("_in_place/views.py", ' or (eqn.primitive.name == "select_n" and is_of_places[0])', ""),),
+        (("_in_place/views.py", " or (is_choice and is_of_places[0])", ""),),
         files=("in_place/test_views.py -k computed_alone",),
     ),
     "rows of a view are written in the order in which they are read": Mutant(
