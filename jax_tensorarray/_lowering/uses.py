@@ -164,7 +164,8 @@ class OrderNeeds:
 
     def _goes_on(self, use: Use) -> bool:
         """Return whether a use returns a version of a buffer from the jaxpr, updates it, or reads it apart."""
-        is_apart = self.barriers_hold and use.eqn is not None and use.eqn.primitive is ta_read_p
+        is_apart = bool(self.made_once) and self.barriers_hold and use.eqn is not None  # on a CPU
+        is_apart = is_apart and use.eqn.primitive is ta_read_p
         return use.eqn is None or is_apart or self._is_owner(use)
 
     def _reach_only(self, scope: Scope, buffer: Any, update: Equation, first: Any = None) -> bool:
