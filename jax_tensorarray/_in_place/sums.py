@@ -38,6 +38,7 @@ def add(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
 
 
 def _is_padded(x: Value) -> bool:
+    """Return whether a step makes an array of most of its rows, and zeros."""
     maker = _compat.maker_of(x.array)
     return x.sparse_updates is None and maker is not None and maker.primitive.name == "pad"
 

@@ -174,10 +174,9 @@ class _JaxprRewriter:
         if not self.barriers_hold or not self.scope.is_in_loop:
             return changed
         for x in eqn.invars:
-            if not self.is_duplicated(x):
+            if not self.is_duplicated(x) or not self._is_large(x):
                 continue
-            is_copied = self._is_large(x) and len(self.scope.uses.of(x)) > 1
-            if is_copied or (self.is_on_cpu and self._is_fused_with_reader(eqn, x)):
+            if len(self.scope.uses.of(x)) > 1 or (self.is_on_cpu and self._is_fused_with_reader(eqn, x)):
                 buffer, changed = self.block.read(x), True
                 self._pass_on(buffer, *self.block.call(slicing.barrier, [buffer], eqn))
         return changed
@@ -365,14 +364,13 @@ class _JaxprRewriter:
         An array of one number would be stored for the updates. So one slice of it stays in the fusion: XLA may update
         the other operand instead. A few whole rows stay too: between these, XLA computes with vectors.
         """
-        size = updated.aval.size
-        is_fused = eqn.primitive.name in kinds.FUSED and [v.aval.size for v in eqn.outvars] == [size]
-        if not is_fused or size < _gates.APART_ELEMENTS or len(self.scope.uses.of(updated)) > 1:
+        if eqn.primitive.name not in kinds.FUSED or [v.aval.size for v in eqn.outvars] != [updated.aval.size]:
             return False
         count, are_rows = 0, True
         while (update := self.scope.maker(updated)) is not None and _is_slice(update):
-            count += 2 if updated in self.of_several_slices else 1
-            are_rows &= updated not in self.of_several_slices and _has_whole_rows(update)
+            is_one = updated not in self.of_several_slices
+            count += 1 if is_one else 2
+            are_rows &= is_one and _has_whole_rows(update)
             updated = update.invars[0]
         is_stored = repeated_by(self.scope, updated)[0] is updated
         return is_stored or count > (_gates.FUSED_UPDATES if are_rows else 1)

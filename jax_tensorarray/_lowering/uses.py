@@ -37,7 +37,7 @@ def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any
     On a CPU a read also needs no order if, apart from the update, its row feeds only operations that XLA runs once and
     before the update: XLA duplicates a read only into a fusion with cheap operations.
     """
-    needs = OrderNeeds(kinds.ONCE if platform == "cpu" else frozenset(), barriers_hold=barriers_hold)
+    needs = OrderNeeds(is_on_cpu=platform == "cpu", barriers_hold=barriers_hold)
 
     def mark(scope: Scope, eqn: Equation, block: Block) -> Equation | None:
         is_free = eqn.primitive is ta_read_p and needs.is_for_update(scope, eqn)
@@ -57,9 +57,10 @@ def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any
 class OrderNeeds:
     """Answers which row ops need an order. Each method takes a value with the scope of its variable."""
 
-    def __init__(self, made_once: frozenset[str] = frozenset(), *, barriers_hold: bool = False) -> None:
+    def __init__(self, *, is_on_cpu: bool = False, barriers_hold: bool = False) -> None:
         self.ownership = Ownership()
-        self.made_once, self.barriers_hold = made_once, barriers_hold
+        self.is_on_cpu, self.barriers_hold = is_on_cpu, barriers_hold
+        self.made_once = kinds.ONCE if is_on_cpu else frozenset[str]()
         self.for_itself: dict[tuple[Scope, Any], bool] = {}
         #: Arrays that an update writes and other equations use. Behind a barrier XLA computes them once, before the
         #: update.
@@ -149,7 +150,7 @@ class OrderNeeds:
         An example is a time step of a wave: `new = stencil(b[t]) - b[t - 1]; b = b.at[t + 1].set(new)`. A barrier
         behind the rows would materialise them. With one behind `new`, XLA computes `new` from the buffer itself.
         """
-        if not self.made_once or not self.barriers_hold or not scope.is_in_loop or update.primitive is not ta_write_p:
+        if not self.is_on_cpu or not self.barriers_hold or not scope.is_in_loop or update.primitive is not ta_write_p:
             return None
         written = operands_of(update)[2]
         while (maker := scope.maker(written, "reshape", "squeeze", "broadcast_in_dim")) is not None:
@@ -163,10 +164,13 @@ class OrderNeeds:
         return written if is_made and least >= _gates.ORDERED_BYTES else None
 
     def _goes_on(self, use: Use) -> bool:
-        """Return whether a use returns a version of a buffer from the jaxpr, updates it, or reads it apart."""
-        is_apart = bool(self.made_once) and self.barriers_hold and use.eqn is not None  # on a CPU
-        is_apart = is_apart and use.eqn.primitive is ta_read_p
-        return use.eqn is None or is_apart or self._is_owner(use)
+        """Return whether a use returns a version of a buffer from the jaxpr, or updates it.
+
+        On a CPU where barriers hold, one is put before a read of rows of it.
+        """
+        if use.eqn is None or self._is_owner(use):
+            return True
+        return self.is_on_cpu and self.barriers_hold and use.eqn.primitive is ta_read_p
 
     def _reach_only(self, scope: Scope, buffer: Any, update: Equation, first: Any = None) -> bool:
         """Return whether all values that depend on a buffer feed only `update`, or are computed before it.

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from catalogue.loop import examples
-from in_place import assert_moves_no_more, compiled
+from in_place import assert_moves_no_more, compiled, fusions_that_update
 from orders import ORDERS, assert_as_in_numpy
 
 from benchmarks.harm.programs import PROGRAMS
@@ -15,7 +15,8 @@ from jax_tensorarray import _compat, in_place
 FAMILY = [p for p in PROGRAMS if p.family == "whole_arrays"]
 NAMES = [p.name for p in FAMILY[1::3]]  # of the second size
 LOOPS = {"until_it_is_full_600"}  # a `while_loop` of JAX has no gradient
-#: Where no barrier holds, XLA computes the arithmetic again for the row that an update reads, and copies its operand.
+#: Where no barrier holds, XLA computes the arithmetic again for the row that an update reads, and copies its operand:
+#: one whole buffer more than in plain JAX.
 COPIED = () if _compat.barriers_hold("cpu") else ("traces_and_weights_600",)
 
 
@@ -28,20 +29,17 @@ def case(name, order):
 
 
 ORDERS_HERE = ["forward", "in_place(vmap)", "grad(in_place)", "in_place(grad)", "in_place(vmap(grad))"]
-CASES = [
-    pytest.param(name, order, marks=() if (row + column) % 3 == 0 else pytest.mark.slow)
-    for row, name in enumerate(NAMES)
-    for column, order in enumerate(ORDERS_HERE)
-    if name not in COPIED and (name not in LOOPS or "grad" not in order)
-]
+CASES = [(name, order) for name in NAMES for order in ORDERS_HERE if name not in LOOPS or "grad" not in order]
 
 
+@pytest.mark.slow(but=16)
 @pytest.mark.parametrize(("name", "order"), CASES)
 def test_a_step_makes_whole_arrays_no_more_often_than_in_plain_jax(name, order):
     f, args, num_bytes = case(name, order)
     change = ORDERS[order]
     assert_as_in_numpy(f, args, order, oracle=jax.jit)
-    assert_moves_no_more(change(f, in_place, 0), change(f, lambda f: f, 0), args, num_bytes)
+    if name not in COPIED:
+        assert_moves_no_more(change(f, in_place, 0), change(f, lambda f: f, 0), args, num_bytes)
 
 
 @pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="no barrier separates the two")
@@ -51,11 +49,8 @@ def test_updates_of_examples_are_in_no_fusion_with_arithmetic(name, order):
     """In plain JAX they are a scatter, which is in none."""
     f, args, _ = case(name, order)
     text = assert_as_in_numpy(f, args, order, oracle=jax.jit).as_text()
-    shape = re.escape(",".join(map(str, args[0].shape)))
-    fusions = re.findall(r"(?m)^%fused_computation[^{]*\{\n(.*?)^\}", text, re.DOTALL)
-    arithmetic = re.compile(rf"= f64\[{shape}\]\S* (add|multiply|subtract)\(")
-    updating = [x for x in fusions if re.search(rf"= f64\[{shape}\]\S* dynamic-update-slice\(", x)]
-    assert updating and not any(map(arithmetic.search, updating))
+    found = fusions_that_update(text, ",".join(map(str, args[0].shape)))
+    assert found and not any(found)
 
 
 @pytest.mark.parametrize("order", ["grad(in_place)", "in_place(grad)"])

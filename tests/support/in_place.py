@@ -3,6 +3,7 @@
 A reader of HLO may overlook an operation. The size of XLA's temporaries is a second judge, which is not ours.
 """
 
+import re
 import time
 
 import jax
@@ -52,6 +53,16 @@ def whole_buffer_operations_per_step(hlo, num_bytes):
         return sum(i.name in found for i in operations) + sum(branches) + sum(calls)
 
     return sum(map(most, program.loops))
+
+
+def fusions_that_update(hlo, shape):
+    """For each fusion that updates an array of float64 of a shape, such as "20,24": does it compute with all of it?"""
+    fusions = re.findall(r"(?m)^%fused_computation[^{]*\{\n(.*?)^\}", hlo, re.DOTALL)
+    update, arithmetic = (
+        re.compile(rf"= f64\[{shape}\]\S* ({names})\(")
+        for names in ("dynamic-update-slice", "exponential|add|multiply|subtract")
+    )
+    return [arithmetic.search(text) is not None for text in fusions if update.search(text)]
 
 
 def loops_in_loops(program):
