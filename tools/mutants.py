@@ -663,8 +663,30 @@ MUTANTS = {
         files=("in_place/test_starting_again.py -k goes_on",),
     ),
     "an update is fused with the arithmetic before it": Mutant(
-        (("_lowering/slices.py", "if self._is_fused_with_maker(eqn, how):", "if False:"),),
+        (("_lowering/slices.py", "if not how.at_once and buffer in self.computed:", "if False:"),),
         files=("lowering/test_slices.py -k not_fused_with",),
+    ),
+    "arithmetic is done again for the row that an update reads": Mutant(
+        (
+            (
+                "_lowering/slices.py",
+                "self.computed.update(eqn.outvars)\n            self.duplicated.update(eqn.outvars)",
+                "pass",
+            ),
+        ),
+        files=("in_place/test_whole_arrays.py -k done_again",),
+    ),
+    "a checkpoint returns no operand": Mutant(
+        (("_in_place/repair.py", "if self.returns_operands else ()", "if False else ()"),),
+        files=("in_place/test_whole_arrays.py -k unchanged",),
+    ),
+    "each reshape of a buffer has parts of its own": Mutant(
+        (("_in_place/views.py", "else in_parts[out]", "else 0"),),
+        files=("in_place/test_catalogue.py -k second",),
+    ),
+    "what is transposed twice is an updated part": Mutant(
+        (("_in_place/parts.py", "and (buffer.is_updated or not buffer.map.is_whole)", ""),),
+        files=("in_place/test_parts.py -k twice",),
     ),
     "updates are fused with the arithmetic after them": Mutant(
         (("_lowering/slices.py", "self._is_fused_with_reader(eqn, x)", "False"),),

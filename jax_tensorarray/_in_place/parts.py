@@ -186,7 +186,7 @@ class _Search:
                 seen[v] = _Seen(buffer.root, buffer.map, (v, buffer.path, own.path), True)
                 self._put(eqn, box, buffer, own, seen[v].path)
                 return
-        if eqn.invars[0] in seen:
+        if eqn.invars[0] in seen and (buffer.is_updated or not buffer.map.is_whole):
             seen[v] = _Seen(buffer.root, buffer.map, (v, buffer.path), True)
 
     def _put(self, eqn: Equation, box: Box, buffer: _Seen, own: _Seen, path: tuple[Any, ...]) -> None:

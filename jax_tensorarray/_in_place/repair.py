@@ -313,7 +313,9 @@ class _Repaired(registry.Change):
         # The rules of a `custom_jvp` would have to be masked as well.
         active = repair.active if kind in ("branches", "checkpoint") else None
         self.before = [] if active is None or not _may_keep(eqn, active) else [active]
-        self.kept: list[list[int | None]] = []  #: by jaxpr: for each result, the operand that it equals off the mask
+        self.returns_operands = kind in ("branches", "checkpoint")
+        self.same: list[list[int | None]] = []  #: by jaxpr: for each result, the operand that it is
+        self.kept: list[list[int | None]] = []  #: the operand that it equals off the mask
         # Only the caller of an inner loop sees that carries of it begin equal.
         self.firsts = list(range(len(own))) if kind == "divided" else twins.equal_operands(own)
 
@@ -322,13 +324,15 @@ class _Repaired(registry.Change):
         n = len(args) - len(self.places)
         added = dict(zip(self.places, map(Value, args[n:]), strict=True))
         own = [args[k] for k in self.firsts] if n == len(self.firsts) else args[:n]
-        if not mask:
-            return self.repair.function(jaxpr, added, is_whole=self.is_whole)(*own)
-        ends = functools.partial(self.ends, mask[0])
-        return self.repair.of_loop(mask[0]).function(jaxpr, added, is_whole=self.is_whole, ends=ends)(*own)
+        ends = functools.partial(self.ends, mask[0] if mask else None)
+        repair = self.repair.of_loop(mask[0]) if mask else self.repair
+        return repair.function(jaxpr, added, is_whole=self.is_whole, ends=ends)(*own)
 
-    def ends(self, active: Array, inputs: list[Value], outs: list[Value]) -> list[Value]:
+    def ends(self, active: Array | None, inputs: list[Value], outs: list[Value]) -> list[Value]:
         """Return the results, equal to operands off the mask, if that takes only putting rows back."""
+        self.same.append([None if k in self.places or x not in inputs else inputs.index(x) for k, x in enumerate(outs)])
+        if active is None:
+            return outs
         after = list(outs)
         kept: list[int | None] = [None] * len(outs)
         for k, new in enumerate(outs):
@@ -344,11 +348,14 @@ class _Repaired(registry.Change):
     def values(self, outs: Sequence[Array], operands: Sequence[Value]) -> list[Value]:
         """Return the results as values outside of the equation."""
         own = operands[self.first :]
-        numbers = [ks[0] if len({*ks}) == 1 else None for ks in zip(*self.kept, strict=True)] or [None] * len(outs)
-        return [
-            Value(x) if k is None else Value(x, before=own[k], change=Difference(self.before[0]))
-            for x, k in zip(outs, numbers, strict=True)
-        ]
+        results = list(map(Value, outs))
+        for k, number in enumerate(_agreed(self.kept)):
+            if number is not None:
+                results[k] = Value(outs[k], before=own[number], change=Difference(self.before[0]))
+        for k, number in enumerate(_agreed(self.same) if self.returns_operands else ()):
+            if number is not None:
+                results[k] = own[number]
+        return results
 
     def policy(self, policy: Any) -> Any:
         """Return a policy that also saves rows that are read: else a step saves the buffers that it reads."""
@@ -368,6 +375,11 @@ class _Repaired(registry.Change):
         # chooses its residuals would be unknown as a whole.
         without_choice = Repair(self.repair.request._replace(residuals=Tape()), in_loop=self.repair.in_loop)
         return self.repair.call(f, primals, dots, then=without_choice)
+
+
+def _agreed(numbers: Sequence[Sequence[int | None]]) -> list[int | None]:
+    """Return for each result the number that all jaxprs give, None if these differ."""
+    return [each[0] if len({*each}) == 1 else None for each in zip(*numbers, strict=True)]
 
 
 class _Lowered(_Repaired):

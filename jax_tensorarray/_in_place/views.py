@@ -156,17 +156,23 @@ def _kept(jaxpr: Jaxpr, outputs: Sequence[bool]) -> set[Any]:
             body = _compat.opened(inner)
             within = _kept(body, [v in kept for v in eqn.outvars])
             operands = [v for v, own in zip(operands, body.invars, strict=True) if own in within]
-        elif eqn.primitive.name == "slice":
-            (source,) = operands
-            in_parts[source] += bytes_of([eqn.outvars[0].aval])
-            if in_parts[source] <= _gates.KNOWN_SHARE * bytes_of([source.aval]):
-                operands = []
+        elif eqn.primitive.name == "slice" or (eqn.outvars and eqn.outvars[0] not in kept and _passes_elements(eqn)):
+            out = eqn.outvars[0]
+            size = bytes_of([out.aval]) if eqn.primitive.name == "slice" else in_parts[out]
+            of, rest = (operands[:1], operands[1:]) if is_update(eqn) else (operands, [])
+            for source in _variables(of):
+                in_parts[source] += size
+            many = [v for v in _variables(of) if in_parts[v] > _gates.KNOWN_SHARE * bytes_of([v.aval])]
+            operands = [*many, *rest]
         elif eqn.primitive.name in READS:
             operands = operands[1:]
-        elif eqn.outvars and eqn.outvars[0] not in kept:
-            operands = operands[1:] if is_update(eqn) else [] if eqn.primitive.name in _ONE_BY_ONE else operands
         kept.update(_variables(operands))
     return kept
+
+
+def _passes_elements(eqn: Equation) -> bool:
+    """Return whether an element of the result needs one element of each operand, or is an updated one."""
+    return is_update(eqn) or eqn.primitive.name in _ONE_BY_ONE
 
 
 def _variables(operands: Sequence[Any]) -> list[Any]:

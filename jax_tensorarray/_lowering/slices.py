@@ -145,6 +145,7 @@ class _JaxprRewriter:
         self.is_on_cpu = is_on_cpu
         self.zero: Atom | None = None
         self.duplicated = set(duplicated)  #: values that XLA would compute again in a fusion that reads them
+        self.computed = set[Any]()  #: values that XLA would fuse with the update that writes to them
         self.of_several_slices = set[Any]()  #: the results of updates that became several slices
         self.read_before: dict[Any, set[Any]] = {}  #: by buffer: the rows read before it
         self.tokens: dict[Any, Atom] = {}
@@ -152,7 +153,10 @@ class _JaxprRewriter:
 
     def add(self, eqn: Equation) -> None:
         self.block.add(eqn)
-        if eqn.primitive.name == "dynamic_update_slice" or self._is_computed_for_carry(eqn):
+        if self._is_computed_for_update(eqn):
+            self.computed.update(eqn.outvars)
+            self.duplicated.update(eqn.outvars)
+        elif eqn.primitive.name == "dynamic_update_slice" or self._is_computed_for_carry(eqn):
             self.duplicated.update(eqn.outvars)
 
     def materialize(self, eqn: Equation) -> bool:
@@ -306,6 +310,19 @@ class _JaxprRewriter:
         (v,) = eqn.outvars
         return num_bytes(v) >= _gates.ORDERED_BYTES_OF_ALL and any(v is x for x in self.scope.jaxpr.outvars)
 
+    def _is_computed_for_update(self, eqn: Equation) -> bool:
+        """Return whether XLA would fuse arithmetic of a whole array with the update of its result.
+
+        XLA computes that fusion without vectors. If rows of the result are read first, XLA does the arithmetic again
+        for these, and copies its operand. Apart from rows nothing of the result is used, so it is updated in place.
+        """
+        if not self.barriers_hold or not self.is_on_cpu or eqn.primitive.name not in kinds.ARITHMETIC:
+            return False
+        (v,) = eqn.outvars
+        is_large = is_static(v.aval) and v.aval.size >= _gates.APART_ELEMENTS
+        users = [use.eqn if use.operand == 0 else None for use in self.scope.uses.of(v)]
+        return is_large and all(x is not None and x.primitive in ROW_OPS for x in users) and any(map(updates, users))
+
     # --- ops
 
     def _read(self, eqn: Equation, rewrite: Rewrite) -> Atom:
@@ -341,7 +358,7 @@ class _JaxprRewriter:
         others = (x for x in (index, value, *mask) if several and x not in behind)
         behind += [x for x in others if self._is_made_of(x, eqn.invars[0])]
         (buffer, *_), token = self._after(eqn, behind)
-        if self._is_fused_with_maker(eqn, how):
+        if not how.at_once and buffer in self.computed:
             (buffer,) = self.block.call(slicing.barrier, [buffer], eqn)
         is_duplicated = self.barriers_hold and how.does_both and buffer in self.duplicated
         how = how._replace(is_duplicated=is_duplicated and (how.ordered or not how.at_once), tokens=bool(token))
@@ -374,21 +391,6 @@ class _JaxprRewriter:
             updated = update.invars[0]
         is_stored = repeated_by(self.scope, updated)[0] is updated
         return is_stored or count > (_gates.FUSED_UPDATES if are_rows else 1)
-
-    def _is_fused_with_maker(self, update: Equation, how: How) -> bool:
-        """Return whether XLA would fuse an update with the arithmetic that makes its operand.
-
-        XLA computes that fusion without vectors. If the update reads its rows, XLA does the arithmetic again for these,
-        and copies the operand of the arithmetic. Apart from this only rows of the array are read, so it is updated in
-        place without the fusion.
-        """
-        buffer = update.invars[0]
-        if how.at_once or not self.barriers_hold or not self.is_on_cpu:
-            return False
-        is_large = is_static(buffer.aval) and buffer.aval.size >= _gates.APART_ELEMENTS
-        is_made = self.scope.maker(buffer, *kinds.ARITHMETIC) is not None
-        others = (use.eqn for use in self.scope.uses.of(buffer) if use.eqn is not update)
-        return is_large and is_made and all(x is not None and x.primitive is ta_read_p for x in others)
 
     def _replace(self, buffer: Atom, value: Atom, mask: Atom, *token: Atom, eqn: Equation, if_any: bool) -> list[Atom]:
         """Replace all rows where a mask is true. With `if_any`, a branch repeats the value to all rows."""

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from catalogue import parts
 from catalogue.parts import D, N
+from in_place import whole_buffer_operations
 from jax import lax
-from orders import assert_right, in_turn
+from orders import assert_as_in_numpy, assert_right, in_turn
 
 from jax_tensorarray import doctor, in_place
 
@@ -145,3 +146,17 @@ def test_a_function_takes_another_part_in_each_of_its_calls(first):
     expected = given.copy()
     expected[0, :5], expected[2, :5] = 1, given[2, :5] + 2
     np.testing.assert_array_equal(jax.jit(in_place(f))(given), expected)
+
+
+def test_columns_are_put_back_into_what_is_transposed_twice():
+    """That is the buffer itself, and one of the columns has not changed."""
+
+    def f(b):
+        def step(b, i):
+            b = b.T.T
+            return b.at[:, 1].set(b[:, 1]).at[:, 7].set(b[:, 7].at[i].set(0.5 * i)), None
+
+        return lax.scan(step, b, jnp.arange(4, 40))[0]
+
+    args = [np.arange(N * D, dtype=float).reshape(N, D)]
+    assert not whole_buffer_operations(assert_as_in_numpy(f, args, "forward").as_text(), args[0].nbytes)

@@ -3,6 +3,7 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from catalogue.loop import examples
@@ -61,3 +62,47 @@ def test_the_gradient_of_rolled_arrays_is_the_program_of_plain_jax(order):
 
     f, args, _ = case("diffusion_32", order)
     assert operations(in_place) == operations(lambda f: f)
+
+
+#: What a step makes of an array of N rows or elements, the number of a row and a value: an update that reads it.
+UPDATES = {
+    "a row": ((4000, 2), lambda b, i, x: b.at[i].multiply(x)),
+    "an element": ((4000, 2), lambda b, i, x: b.at[i, i % 2].multiply(x)),
+    "a read before it": ((4000,), lambda b, i, x: b.at[i].set(jnp.sin(b[i]) * x)),
+    "two updates": ((4000,), lambda b, i, x: b.at[i].multiply(x).at[i // 2].min(x)),
+}
+
+
+@pytest.mark.parametrize("order", ["forward", "in_place(vmap)"])
+@pytest.mark.parametrize("name", UPDATES)
+def test_arithmetic_is_not_done_again_for_the_row_that_an_update_reads(name, order):
+    """XLA would copy its operand for that."""
+    shape, update = UPDATES[name]
+
+    def f(b, values):
+        rows = jnp.arange(len(values)) * 37 % shape[0]
+        return jax.lax.scan(lambda b, ix: (update(0.9 * b, *ix), None), b, (rows, values))[0]
+
+    args = [np.sin(np.arange(float(np.prod(shape)))).reshape(shape), np.linspace(0.5, 1.5, 30)]
+    args = examples(args) if "vmap" in order else args
+    assert_as_in_numpy(f, args, order, oracle=jax.jit)
+    if _compat.barriers_hold("cpu"):
+        assert_moves_no_more(ORDERS[order](f, in_place, 0), ORDERS[order](f, lambda f: f, 0), args, args[0].nbytes)
+
+
+@pytest.mark.parametrize("order", ["forward", "vmap", "in_place(vmap)"])
+def test_what_a_checkpoint_returns_unchanged_is_not_chosen(order):
+    """`vmap` chooses between the two branches: of the log they return the same."""
+
+    def f(b, log, most):
+        def body(state):
+            k, b, log = state
+            change = jax.checkpoint(lambda b, log: (b.at[k].set(jnp.sin(b[k // 2])), log))
+            return k + 1, *jax.lax.cond(k % 3 > 0, change, lambda b, log: (b, log), b, log)
+
+        return jax.lax.while_loop(lambda state: state[0] < most, body, (0, b, log))
+
+    args = [np.sin(np.arange(400.0)), np.zeros(4000, np.int32), np.int32(9)]
+    args = examples(args) if "vmap" in order else args
+    assert_as_in_numpy(f, args, order, oracle=jax.jit)
+    assert_moves_no_more(ORDERS[order](f, in_place, 0), ORDERS[order](f, lambda f: f, 0), args, args[0].nbytes)

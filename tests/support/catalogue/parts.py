@@ -45,6 +45,13 @@ STEPS_OF_PARTS = {
         (2, N, D),
         lambda c, i, x: c.at[0].set(c[0].at[i].set(x)).at[1].set(c[1].at[i].set(jnp.tanh(x))),
     ),
+    # Each of two parts of a split is made of its own reshape: together they are all of the buffer.
+    "a column, then every second row": (
+        (N, D),
+        lambda c, i, x: (lambda b: jnp.stack([b.reshape(-1, 2, D)[:, 0], b.reshape(-1, 2, D)[:, 1].at[i].set(x)], 1))(
+            c.at[:, 2].set(c[:, 2].at[i].set(x[0]))
+        ).reshape(N, D),
+    ),
     "elements": ((N, D), lambda c, i, x: c.ravel().at[i].set(x[0]).reshape(N, D)),
     "from the middle of a row": (
         (N, D),
