@@ -676,6 +676,22 @@ MUTANTS = {
         ),
         files=("in_place/test_whole_arrays.py -k done_again",),
     ),
+    "a call is given arithmetic": Mutant(
+        (("_lowering/slices.py", "rewriter.set_apart(eqn)\n", "pass\n"),),
+        files=("in_place/test_whole_arrays.py -k done_again",),
+    ),
+    "a long step updates several rows by slices": Mutant(
+        (("_lowering/choice.py", "most = 1 if needs_threads else most", "pass"),),
+        files=("lowering/test_slices.py -k threads",),
+    ),
+    "a large step updates several rows of small floats by slices": Mutant(
+        (("_lowering/choice.py", "<= self.most_slices and not needs_threads)", "<= self.most_slices)"),),
+        files=("lowering/test_slices.py -k threads",),
+    ),
+    "a short call stays": Mutant(
+        (("_lowering/expand.py", "_FEW = 10", "_FEW = 0"),),
+        files=("lowering/test_slices.py -k arithmetic_in_a_call",),
+    ),
     "a checkpoint returns no operand": Mutant(
         (("_in_place/repair.py", "if self.returns_operands else ()", "if False else ()"),),
         files=("in_place/test_whole_arrays.py -k unchanged",),
@@ -707,16 +723,6 @@ MUTANTS = {
     "many rows of zeros are fused with the arithmetic after them": Mutant(
         (("_lowering/slices.py", "_gates.FUSED_UPDATES if are_rows else 1", "math.inf if are_rows else 1"),),
         files=("lowering/test_slices.py -k few_whole_rows",),
-    ),
-    "an update that reads its rows is fused with the arithmetic before it": Mutant(
-        (
-            (
-                "_lowering/slices.py",
-                "if how.at_once or not self.barriers_hold",
-                "if how.does_both or how.at_once or not self.barriers_hold",
-            ),
-        ),
-        files=("in_place/test_whole_arrays.py -k traces",),
     ),
     "a read of an updated buffer makes the update wait for its own rows": Mutant(
         (("_lowering/uses.py", "self.barriers_hold and use.eqn.primitive is ta_read_p", "False"),),

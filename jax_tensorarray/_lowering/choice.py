@@ -143,10 +143,12 @@ class Chooser:
         most = self._slices_on_cpu(only_updates) if self.platform == "cpu" else self.most_slices
         if self.platform == "cpu" and is_write and 1 < count <= most and _is_vectorised(scope, rest[0]):
             most = 1
+        needs_threads = self.platform == "cpu" and not is_read and count > 1 and _computes_in_threads(scope)
+        most = 1 if needs_threads else most
         at_once = count > most and not is_tape and self._can_be_at_once(scope, eqn, element, each, is_box)
         is_sorted = not is_read and self._is_sorted(sizes, math.prod((*shape, *window)))
         if (is_sorted and not (by_windows and count == 1) and not at_once) or not (
-            at_once or 0 < count <= self.most_slices
+            at_once or (0 < count <= self.most_slices and not needs_threads)
         ):
             return None
         does_both = is_swap if at_once else not is_read and (not is_write or masked or drops)
@@ -299,6 +301,21 @@ def _is_vectorised(scope: Scope, rows: Atom) -> bool:
 
 
 _FAR = 16
+
+
+def _computes_in_threads(scope: Scope) -> bool:
+    """Return whether a step of a loop computes with an array so large that XLA for CPUs does it in several threads.
+
+    It does not since jax 0.12 if the loop is one function, as one is without a scatter or call. In plain JAX an update
+    of several rows is a scatter.
+    """
+    at: Scope | None = scope
+    while at is not None and at.is_in_loop:
+        arrays = (x.outvars[0] for x in at.jaxpr.eqns if x.primitive.name in kinds.ARITHMETIC)
+        if any(num_bytes(array) >= _gates.THREADED_BYTES for array in arrays):
+            return True
+        at = None if at.role == "body" else at.outer
+    return False
 
 
 def _shared_axes(index: Any, batch_dims: int) -> int:

@@ -26,6 +26,9 @@ from jax_tensorarray._types import Equation
 #: We inline a jaxpr of at most so many equations if it returns integers: they may be an index.
 _SHORT = 100
 
+#: We inline a call of at most so many equations, as of `jnp.where`: `slices` asks what makes and what reads an array.
+_FEW = 10
+
 
 class Expander:
     """Expands jaxprs, each one once."""
@@ -45,7 +48,7 @@ class Expander:
         return self.needing[id(inner)][1]
 
     def needed_in(self, eqn: Equation) -> bool:
-        if jaxprs.is_of_ours(eqn) or _is_uninitialised_number(eqn) or _may_make_an_index(eqn):
+        if jaxprs.is_of_ours(eqn) or _is_uninitialised_number(eqn) or _is_short(eqn):
             return True
         return any(map(self.needs, jaxprs.jaxprs_in(eqn.params)))
 
@@ -144,12 +147,14 @@ def _barrier(*operands: Any) -> Any:
     return jax.lax.optimization_barrier(operands)
 
 
-def _may_make_an_index(eqn: Equation) -> bool:
-    """Return whether an equation runs short jaxprs only, and returns integers."""
-    bodies = registry.entry_of(eqn).bodies(eqn.params)
-    if not any(getattr(v.aval, "dtype", None) in _INDICES for v in eqn.outvars if not _compat.is_drop(v)):
-        return False
-    return bool(bodies) and all(len(_compat.opened(body.jaxpr).eqns) <= _SHORT for body in bodies)
+def _is_short(eqn: Equation) -> bool:
+    """Return whether an equation calls a few equations, or runs short jaxprs only and returns integers."""
+    entry = registry.entry_of(eqn)
+    longest = max((len(_compat.opened(body.jaxpr).eqns) for body in entry.bodies(eqn.params)), default=_SHORT + 1)
+    if longest <= _FEW and entry.kind in ("inlined", "rules"):
+        return True
+    returned = (getattr(v.aval, "dtype", None) for v in eqn.outvars if not _compat.is_drop(v))
+    return longest <= _SHORT and any(dtype in _INDICES for dtype in returned)
 
 
 _INDICES = frozenset(map(np.dtype, ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")))

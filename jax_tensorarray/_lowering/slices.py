@@ -129,6 +129,7 @@ class Rewriter:
         if scope.is_in_loop and (eqn.primitive is ta_empty_p or raises):
             changes["effect"] = True
         if eqn.primitive in ROW_OPS and is_static(eqn.invars[0].aval) and is_static(eqn.invars[1].aval):
+            rewriter.set_apart(eqn)
             eqn = rewriter.flat(eqn)
         return eqn.replace(params=eqn.params | changes) if changes else eqn
 
@@ -207,6 +208,12 @@ class _JaxprRewriter:
             results = self.block.call(slicing.clear, [buffer, *self._operands(eqn)[1:], *token], eqn)
         for v, new in zip(eqn.outvars, results, strict=True):
             self._name(v, new)
+
+    def set_apart(self, eqn: Equation) -> None:
+        """Put a barrier between a call and the arithmetic that makes its buffer: XLA would do it for each call."""
+        buffer = self.block.read(eqn.invars[0])
+        if not isinstance(buffer, Literal) and buffer in self.computed:
+            self._pass_on(buffer, *self.block.call(slicing.barrier, [buffer], eqn))
 
     def flat(self, eqn: Equation) -> Equation:
         """Return a row op with the operands of its kernel: the numbers of all rows, and a mask over them."""
@@ -321,7 +328,8 @@ class _JaxprRewriter:
         (v,) = eqn.outvars
         is_large = is_static(v.aval) and v.aval.size >= _gates.APART_ELEMENTS
         users = [use.eqn if use.operand == 0 else None for use in self.scope.uses.of(v)]
-        return is_large and all(x is not None and x.primitive in ROW_OPS for x in users) and any(map(updates, users))
+        are_rows = all(x is not None and x.primitive in ROW_OPS for x in users)
+        return is_large and are_rows and any(x is not None and updates(x) for x in users)
 
     # --- ops
 

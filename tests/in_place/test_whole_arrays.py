@@ -73,10 +73,12 @@ UPDATES = {
 }
 
 
+@pytest.mark.parametrize("lowering", ["auto", "ffi"])
 @pytest.mark.parametrize("order", ["forward", "in_place(vmap)"])
 @pytest.mark.parametrize("name", UPDATES)
-def test_arithmetic_is_not_done_again_for_the_row_that_an_update_reads(name, order):
+def test_arithmetic_is_not_done_again_for_the_row_that_an_update_reads(name, order, lowering, monkeypatch):
     """XLA would copy its operand for that."""
+    monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", lowering)
     shape, update = UPDATES[name]
 
     def f(b, values):

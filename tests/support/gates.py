@@ -36,6 +36,7 @@ WAYS = {
     "SLICED_BYTES": (math.inf, 0),
     "REPLACED_BYTES": (0, math.inf),
     "VECTOR_ELEMENTS": (0, math.inf),
+    "THREADED_BYTES": (0, math.inf),
     "APART_ELEMENTS": (0, math.inf),
     "FUSED_UPDATES": (0, math.inf),
     "ORDERED_BYTES": (0, math.inf),
