@@ -126,11 +126,11 @@ REPLACED_BYTES = 1 << 16
 VECTOR_ELEMENTS = 128
 
 #: If a step computes with an array of so many bytes, an update of several rows is one scatter, as in plain JAX, or a
-#: call. Then XLA computes in threads. For seven programs of four examples, slices take 0.2 to 1.9 times as long as
-#: plain JAX at 1 and 2 MiB, and scatters 0.2 to 1.2 times. At 512 KiB they take 0.2 to 1.3 and 0.2 to 1.2 times, and at
-#: 256 KiB 0.2 to 1.6 and 0.3 to 1.4 times. Slices are faster where XLA copies for the scatter, and a step of 800 KiB of
-#: bfloat16 takes 1.9 times as long (CPU, two cores, jax 0.12).
-THREADED_BYTES = 1 << 19
+#: call: then XLA computes in threads, if it reads and writes 512 KiB. For seven programs of four examples, slices take
+#: 0.2 to 1.9 times as long as plain JAX at 1 and 2 MiB, and scatters 0.2 to 1.2 times. At 512 KiB they take 0.2 to 1.3
+#: and 0.2 to 1.2 times, and at 256 KiB 0.2 to 1.6 and 0.3 to 1.4 times. Slices are faster where XLA copies for the
+#: scatter. `h.at[three].add(x)` before `0.99 * h` of 400 KB takes 1.4 times as long by slices (two cores, jax 0.12).
+THREADED_BYTES = 1 << 18
 
 #: From so many elements on, arithmetic of all rows of a buffer is not fused with an update of a row before or after it.
 #: For 60 floats, the gradient of `normalised_weights` takes 0.84 instead of 1.13 times as long as plain JAX, three

@@ -690,7 +690,27 @@ MUTANTS = {
     ),
     "a short call stays": Mutant(
         (("_lowering/expand.py", "_FEW = 10", "_FEW = 0"),),
-        files=("lowering/test_slices.py -k arithmetic_in_a_call",),
+        files=("lowering/test_slices.py -k what_computes",),
+    ),
+    "only the common functions are arithmetic": Mutant(
+        (
+            (
+                "_jaxprs/kinds.py",
+                "COMPUTES = ARITHMETIC | (FUSED - MOVES - FILLS - UNINITIALISED - WHOLE)",
+                "COMPUTES = ARITHMETIC",
+            ),
+        ),
+        files=("lowering/test_slices.py -k what_computes",),
+    ),
+    "a large step computes in its own jaxpr only": Mutant(
+        (
+            (
+                "_lowering/choice.py",
+                'if eqn.primitive.name == "while" else inner_scopes(at, eqn)',
+                "if True else inner_scopes(at, eqn)",
+            ),
+        ),
+        files=("lowering/test_slices.py -k threads",),
     ),
     "a checkpoint returns no operand": Mutant(
         (("_in_place/repair.py", "if self.returns_operands else ()", "if False else ()"),),

@@ -146,6 +146,9 @@ FUSED = _having("fused")
 #: The fused operations that XLA also duplicates as a whole into a fusion with a slice of the result.
 ARITHMETIC = _having("arithmetic")
 
+#: The fused operations that compute elements. Some also move elements or change the shape of an array.
+COMPUTES = ARITHMETIC | (FUSED - MOVES - FILLS - UNINITIALISED - WHOLE)
+
 #: Operations that XLA duplicates into no fusion.
 ALONE = _having("alone")
 

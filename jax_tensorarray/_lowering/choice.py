@@ -21,10 +21,10 @@ import numpy as np
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._environment import value_of
 from jax_tensorarray._jaxprs import kinds
-from jax_tensorarray._lowering.equations import Atom, is_static
+from jax_tensorarray._lowering.equations import Atom, computes_elements, is_static
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import mask_of, operands_of, readers_of, updates
-from jax_tensorarray._lowering.scopes import Scope, all_scopes, inner_scopes, is_strict
+from jax_tensorarray._lowering.scopes import Scope, all_equations, all_scopes, inner_scopes, is_strict
 from jax_tensorarray._lowering.slicing import SCATTERS, How
 from jax_tensorarray._lowering.uses import OrderNeeds
 from jax_tensorarray._ops import sorting
@@ -54,6 +54,7 @@ class Chooser:
     def __init__(self, program: Scope, platform: str | None, divided: bool) -> None:
         self.needs = OrderNeeds()
         self.default, self.platform, self.divided = default_lowering(), platform, divided
+        self.in_threads: dict[Scope, bool] = {}
         self.most_slices = _gates.SLICES if platform == "cpu" or platform in WITHOUT_KERNELS else 1
         self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
         self.checks_outside = any(
@@ -143,7 +144,7 @@ class Chooser:
         most = self._slices_on_cpu(only_updates) if self.platform == "cpu" else self.most_slices
         if self.platform == "cpu" and is_write and 1 < count <= most and _is_vectorised(scope, rest[0]):
             most = 1
-        needs_threads = self.platform == "cpu" and not is_read and count > 1 and _computes_in_threads(scope)
+        needs_threads = self.platform == "cpu" and not is_read and count > 1 and self._computes_in_threads(scope)
         most = 1 if needs_threads else most
         at_once = count > most and not is_tape and self._can_be_at_once(scope, eqn, element, each, is_box)
         is_sorted = not is_read and self._is_sorted(sizes, math.prod((*shape, *window)))
@@ -192,6 +193,22 @@ class Chooser:
             return Rewrite(how._replace(ordered=is_ordered), passes_on=updated)
         is_ordered = not unordered and (does_both or bool(readers_of(eqn)))
         return Rewrite(how._replace(ordered=is_ordered), passes_on=True)
+
+    def _computes_in_threads(self, scope: Scope) -> bool:
+        """Return whether a step of a loop computes with an array so large that XLA for CPUs does it in several threads.
+
+        It does not since jax 0.12 if the loop is one function, as one is without a scatter or call. In plain JAX an
+        update of several rows is a scatter.
+        """
+        if not scope.is_in_loop:
+            return False
+        while scope.role not in ("body", "condition") and scope.outer is not None:
+            scope = scope.outer
+        if scope not in self.in_threads:
+            entered = lambda at, eqn: [] if eqn.primitive.name == "while" else inner_scopes(at, eqn)  # noqa: E731
+            arrays = (x.outvars[0] for _, x in all_equations(scope, entered) if computes_elements(x))
+            self.in_threads[scope] = any(num_bytes(array) >= _gates.THREADED_BYTES for array in arrays)
+        return self.in_threads[scope]
 
     def _may_ask(self, scope: Scope, buffer: Atom, value: Atom) -> bool:
         """Return whether a branch on `any(mask)` takes less time than a select over all of a buffer.
@@ -301,21 +318,6 @@ def _is_vectorised(scope: Scope, rows: Atom) -> bool:
 
 
 _FAR = 16
-
-
-def _computes_in_threads(scope: Scope) -> bool:
-    """Return whether a step of a loop computes with an array so large that XLA for CPUs does it in several threads.
-
-    It does not since jax 0.12 if the loop is one function, as one is without a scatter or call. In plain JAX an update
-    of several rows is a scatter.
-    """
-    at: Scope | None = scope
-    while at is not None and at.is_in_loop:
-        arrays = (x.outvars[0] for x in at.jaxpr.eqns if x.primitive.name in kinds.ARITHMETIC)
-        if any(num_bytes(array) >= _gates.THREADED_BYTES for array in arrays):
-            return True
-        at = None if at.role == "body" else at.outer
-    return False
 
 
 def _shared_axes(index: Any, batch_dims: int) -> int:

@@ -16,7 +16,7 @@ from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 
 from jax_tensorarray import _compat
-from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, kinds
 from jax_tensorarray._types import Equation
 
 Atom = Any  #: a variable or a literal
@@ -155,6 +155,16 @@ def is_of_numbers(type: Any) -> bool:
 def is_static(type: Any) -> bool:
     """Return whether all sizes of an array are numbers: `jax.export` may leave some symbolic."""
     return all(isinstance(n, int) for n in type.shape)
+
+
+def computes_elements(eqn: Equation) -> bool:
+    """Return whether an equation computes each element of an array from one of its operands, as `jnp.sin` does."""
+    if eqn.primitive.name not in kinds.COMPUTES or len(eqn.outvars) > 1:
+        return False
+    of, *operands = (v.aval for v in (*eqn.outvars, *eqn.invars))
+    if not all(map(is_static, (of, *operands))) or all(x.shape != of.shape for x in operands):
+        return False
+    return all(not x.shape or all(n in (1, m) for n, m in zip(x.shape, of.shape, strict=True)) for x in operands)
 
 
 def has_type_of(x: Atom, y: Atom) -> bool:

@@ -32,7 +32,15 @@ from jax_tensorarray._jaxprs.uses import updates
 from jax_tensorarray._lowering import slicing
 from jax_tensorarray._lowering.agreement import Rewrites, agreed
 from jax_tensorarray._lowering.choice import Chooser, Rewrite, repeated_by
-from jax_tensorarray._lowering.equations import Atom, Block, has_type_of, hashable, is_of_numbers, is_static
+from jax_tensorarray._lowering.equations import (
+    Atom,
+    Block,
+    computes_elements,
+    has_type_of,
+    hashable,
+    is_of_numbers,
+    is_static,
+)
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import mask_of, operands_of, readers_of, waits_of
 from jax_tensorarray._lowering.scopes import (
@@ -323,10 +331,10 @@ class _JaxprRewriter:
         XLA computes that fusion without vectors. If rows of the result are read first, XLA does the arithmetic again
         for these, and copies its operand. Apart from rows nothing of the result is used, so it is updated in place.
         """
-        if not self.barriers_hold or not self.is_on_cpu or eqn.primitive.name not in kinds.ARITHMETIC:
+        if not self.barriers_hold or not self.is_on_cpu or not computes_elements(eqn):
             return False
         (v,) = eqn.outvars
-        is_large = is_static(v.aval) and v.aval.size >= _gates.APART_ELEMENTS
+        is_large = v.aval.size >= _gates.APART_ELEMENTS
         users = [use.eqn if use.operand == 0 else None for use in self.scope.uses.of(v)]
         are_rows = all(x is not None and x.primitive in ROW_OPS for x in users)
         return is_large and are_rows and any(x is not None and updates(x) for x in users)

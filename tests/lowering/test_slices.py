@@ -691,16 +691,18 @@ def test_an_update_is_not_fused_with_the_arithmetic_before_it(examples):
 
 @pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="only a small loop is one function")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("branch", [False, True])
-@pytest.mark.parametrize("num_bytes", [1 << 10, 1 << 20])
-def test_arithmetic_that_plain_jax_does_in_threads_is_in_no_function_of_the_loop(num_bytes, branch, dtype):
+@pytest.mark.parametrize("in_branch", ["nothing", "the update", "the arithmetic"])
+@pytest.mark.parametrize("num_bytes", [1 << 10, 1 << 18])
+def test_arithmetic_that_plain_jax_does_in_threads_is_in_no_function_of_the_loop(num_bytes, in_branch, dtype):
     """XLA for CPUs compiles a loop without a scatter or call as one function, which has one thread."""
 
     def f(b, i, values):
         def step(b, value):
-            b = 0.5 * b
-            change = lambda b: b.at[i].add(value)  # noqa: E731
-            return (lax.cond(value[0] > 0, change, lambda b: b, b) if branch else change(b)), None
+            def perhaps(what, change, b):
+                return lax.cond(value[0] > 0, change, lambda b: b, b) if in_branch == what else change(b)
+
+            b = perhaps("the arithmetic", lambda b: 0.5 * b, b)
+            return perhaps("the update", lambda b: b.at[i].add(value), b), None
 
         return lax.scan(step, b, values)[0]
 
@@ -708,17 +710,24 @@ def test_arithmetic_that_plain_jax_does_in_threads_is_in_no_function_of_the_loop
     args = [np.linspace(0.5, 1, size).astype(dtype), np.array([3, 7]), np.array([[0.5, 2], [-1, 2]], dtype)]
     compiled, plain = (in_place.compiled(g, *args) for g in (jt.in_place(f), f))
     is_one, plain_is = ("xla_cpu_small_call" in x.as_text() for x in (compiled, plain))
-    assert not plain_is and is_one == (num_bytes < 1 << 20)
+    assert not plain_is and is_one == (num_bytes < 1 << 18)
     assert dtype == "bfloat16" or "jax_tensorarray" not in compiled.as_text()  # a scatter is enough
     np.testing.assert_array_equal(compiled(*args), plain(*args))
 
 
 @pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="no barrier separates the two")
-def test_arithmetic_in_a_call_is_apart_from_an_update():
-    """`jax.nn.relu` is a call of `jax.jit`, with a derivative of its own, of `jnp.maximum`."""
-
+@pytest.mark.parametrize(
+    "compute",
+    [
+        pytest.param(jax.nn.relu, id="a call with a derivative of its own"),
+        pytest.param(lambda b: -b, id="cheap"),
+        pytest.param(lambda b: lax.clamp(-1.0, b, 1.0), id="of three operands"),
+        pytest.param(lambda b: b / jnp.sum(b), id="by a number of each example"),
+    ],
+)
+def test_an_update_of_examples_is_apart_from_what_computes_its_array(compute):
     def f(b, rows):
-        return lax.scan(lambda b, i: (jax.nn.relu(b - 0.1).at[i].multiply(2.0), None), b, rows)[0]
+        return lax.scan(lambda b, i: (compute(b).at[i].multiply(2.0), None), b, rows)[0]
 
     args = [np.linspace(0, 9, 4 * 4000).reshape(4, 4000), np.arange(4 * 7).reshape(4, 7)]
     compiled, plain = (in_place.compiled(g, *args) for g in (jt.in_place(jax.vmap(f)), jax.vmap(f)))

@@ -41,6 +41,29 @@ def traces_and_weights(weights, places, rewards):
     return lax.scan(step, (weights, jnp.zeros_like(weights)), (places, rewards))
 
 
+@sized((60, 600, 60000), lambda r, n: (floats(r, n), *_indices(r, n), floats(r, STEPS)))
+def discounted(values, places, factors):
+    """All values are discounted, and one is multiplied: XLA must not discount again to read it."""
+
+    def step(values, x):
+        i, factor = x
+        values = (0.99 * values).at[i].multiply(factor)
+        return values, values[0]
+
+    return lax.scan(step, values, (places, factors))
+
+
+@sized((10, 100, 10000), lambda r, n: (floats(r, n, 8), *_indices(r, n), floats(r, STEPS, 8)))
+def rectified(state, places, rows):
+    """All units are rectified by a function with a derivative of its own, and one row is scaled."""
+
+    def step(state, x):
+        i, row = x
+        return jax.nn.relu(state + 0.01).at[i].multiply(row), None
+
+    return lax.scan(step, state, (places, rows))[0]
+
+
 @sized((60, 600, 6000), lambda r, n: (floats(r, n), *_indices(r, n), floats(r, STEPS)))
 def one_and_a_half(state, places, values):
     """The next state is half of the last one and one element."""
