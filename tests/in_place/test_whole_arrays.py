@@ -18,7 +18,7 @@ NAMES = [p.name for p in FAMILY[1::3]]  # of the second size
 LOOPS = {"until_it_is_full_600"}  # a `while_loop` of JAX has no gradient
 #: Where no barrier holds, XLA computes the arithmetic again for the row that an update reads, and copies its operand:
 #: one whole buffer more than in plain JAX.
-COPIED = () if _compat.barriers_hold("cpu") else ("traces_and_weights_600",)
+COPIED = () if _compat.barriers_hold("cpu") else ("traces_and_weights_600", "discounted_600", "rectified_100")
 
 
 def case(name, order):
