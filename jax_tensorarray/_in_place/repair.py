@@ -310,10 +310,10 @@ class _Repaired(registry.Change):
         kind = registry.entry_of(eqn).kind
         self.is_whole, self.first = kind == "rules", int(kind == "branches")
         own = operands[self.first :]
-        # The rules of a `custom_jvp` would have to be masked as well.
-        active = repair.active if kind in ("branches", "checkpoint") else None
-        self.before = [] if active is None or not _may_keep(eqn, active) else [active]
+        # The rules of a `custom_jvp` would have to be masked as well, and its derivative is not that of an operand.
         self.returns_operands = kind in ("branches", "checkpoint")
+        active = repair.active if self.returns_operands else None
+        self.before = [] if active is None or not _may_keep(eqn, active) else [active]
         self.same: list[list[int | None]] = []  #: by jaxpr: for each result, the operand that it is
         self.kept: list[list[int | None]] = []  #: the operand that it equals off the mask
         # Only the caller of an inner loop sees that carries of it begin equal.
@@ -329,7 +329,10 @@ class _Repaired(registry.Change):
         return repair.function(jaxpr, added, is_whole=self.is_whole, ends=ends)(*own)
 
     def ends(self, active: Array | None, inputs: list[Value], outs: list[Value]) -> list[Value]:
-        """Return the results, equal to operands off the mask, if that takes only putting rows back."""
+        """Note which results are operands. Return the results, equal to operands off the mask if there is one.
+
+        A result stays as it is if that takes more than putting rows back.
+        """
         self.same.append([None if k in self.places or x not in inputs else inputs.index(x) for k, x in enumerate(outs)])
         if active is None:
             return outs

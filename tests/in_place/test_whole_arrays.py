@@ -64,7 +64,7 @@ def test_the_gradient_of_rolled_arrays_is_the_program_of_plain_jax(order):
     assert operations(in_place) == operations(lambda f: f)
 
 
-#: What a step makes of an array of N rows or elements, the number of a row and a value: an update that reads it.
+#: The shape of an array, and a function that changes a row by what is in it, given the number of the row and a value.
 UPDATES = {
     "a row": ((4000, 2), lambda b, i, x: b.at[i].multiply(x)),
     "an element": ((4000, 2), lambda b, i, x: b.at[i, i % 2].multiply(x)),
